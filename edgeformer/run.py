@@ -152,9 +152,10 @@ class Run:
         Raises the same errors, and InputError if the model cannot generate text.
         """
         model, adapter = self._load_weights("writing with", provider)
-        from edgeformer.runtimes.torch.session import torch_decoder
+        from edgeformer.runtimes.decoder import Decoder
+        from edgeformer.runtimes.torch.session import TorchEngine
 
-        return torch_decoder(adapter.decoder(model))
+        return Decoder(TorchEngine(adapter.decoder(model)))
 
     def _load_weights(self, purpose: str, provider: str | None) -> tuple[Any, ModelAdapter]:
         from edgeformer.runtimes.torch import RUNTIME

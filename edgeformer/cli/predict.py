@@ -133,14 +133,13 @@ def command(
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
         from edgeformer.data.unlabelled import Reading
-        from edgeformer.inference.predict import predicts_vectors
         from edgeformer.inference.rank import RankOptions
 
         location = opt.locate(run or next(iter(arguments), None), artifacts)
         source = Path(file) if file != "-" else None
         owner, opening = location.open_model(), (artifact, probability, runtime)
         file_columns = Columns(text=text, text_pair=pairs[0] if pairs else None, encoding=encoding)
-        single = bool(query) or predicts_vectors(location)
+        single = bool(query) or owner.task.has_vectors
         reading = Reading(owner.data.parts, file_columns, input_format, single=single)
         if query:
             options = RankOptions(query, top or 10, vectors or "float32", columns)
@@ -155,12 +154,12 @@ def command(
     opt.refuse_options(context, of_files, "is for a file of texts; add --file FILE")
     opt.refuse_options(context, ("encoding", "text"), "describes a file; add --file FILE")
     opt.refuse_options(context, ("top",), "is the number of ranked texts; add --query TEXT --file FILE")
-    from edgeformer.inference.predict import open_predictor, predicts_vectors
+    from edgeformer.inference.predict import open_predictor
 
     location, texts = opt.split_run_and_texts(arguments, artifacts, run, "predict")
     if not texts and not sys.stdin.isatty():
         texts = [line.strip() for line in opt.stdin().split("\n") if line.strip()]
-    if predicts_vectors(location) and not pairs and probability is None:
+    if location.open_model().task.has_vectors and not pairs and probability is None:
         from edgeformer.inference.rank import compare_texts
 
         similarities = compare_texts(location, texts, artifact, runtime)
@@ -212,7 +211,7 @@ def _predict_file(
     from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.data.unlabelled import unlabelled
-    from edgeformer.inference.predict import check_answerable, open_predictor, predicts_vectors
+    from edgeformer.inference.predict import check_answerable, open_predictor
     from edgeformer.inference.predict_file import choose_columns, example_row, predict_file
     from edgeformer.tasks.embedding import VectorStore, check_vector_kind
 
@@ -236,7 +235,7 @@ def _predict_file(
     # 2. What the model can answer
     owner, confidence = location.open_model(), opening[1]
     for option, is_set in {"--vectors": vectors, "--prompt": prompt, "--format npy": format_ == "npy"}.items():
-        if is_set and not predicts_vectors(location):
+        if is_set and not owner.task.has_vectors:
             raise InputError(f"{option}: is for vectors, and {location.name} makes none; leave it out")
     prompts: dict[str, str] = getattr(owner.data, "prompts", {})
     if prompt is not None and prompt not in prompts:

@@ -217,6 +217,8 @@ def combine_sweeps(run: str, artifact: ArtifactManifest, timings: Sequence[Timin
 
 @dataclass(frozen=True)
 class _Subject:
+    """A graph of a run, and the items that it is timed at."""
+
     run: str
     files: ArtifactFiles
     items: tuple[Item, ...]
@@ -241,7 +243,7 @@ def calibrate(
         NoisyMachineError: other work disturbed a measuring process twice, and ``allow_noise`` is not set.
         EdgeformerError: the measuring processes did not answer.
     """
-    # 1. Check that it can be calibrated here, in time
+    # 1. Check that it can be calibrated here
     if base.kind != "cpu":
         raise InputError(
             f"--device {base.name}: is a GPU, and only a CPU can be calibrated; add --validate-only to compare the "
@@ -252,8 +254,31 @@ def calibrate(
             f"--device {base.name}: {target.reason}; run calibrate on that device, or calibrate this host with "
             "--device host"
         )
-    folders = (bundle, *further)
-    subjects = [subject for folder in folders for subject in _subjects(folder, shapes, bool(further))]
+    # 2. Choose the graphs that are timed, and their items, in time
+    subjects: list[_Subject] = []
+    for folder in (bundle, *further):
+        opened = Bundle.open(folder)
+        graphs, longest = full_graphs(opened, PRECISIONS), opened.manifest.max_positions
+        if not graphs or graphs[0].artifact.precision != "fp32":
+            raise InputError(f"{folder}: has no FP32 ONNX graph, which calibrate times; export the run again")
+        if longest is None:
+            raise InputError(
+                f"{folder}: is an imported ONNX graph, and calibrate needs a text model; give a run that was trained "
+                "here or imported with import hf"
+            )
+        fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
+        if len(fitting) < FEWEST_SHAPES:
+            raise InputError(
+                f"{folder}: takes at most {longest} tokens, so only {len(fitting)} shapes can be timed, and a "
+                f"calibration needs {FEWEST_SHAPES}; give a model that reads longer texts"
+            )
+        if further and len(fitting) >= 2 * FEWEST_SHAPES:
+            fitting = fitting[::2]
+        items: tuple[Item, ...] = tuple(("steady", *shape) for shape in fitting)
+        tokens: tuple[Item, ...] = tuple(("decode", *shape) for shape in DECODE_SHAPES if shape[1] <= longest)
+        decoders = full_graphs(opened, PRECISIONS, role="decode") if tokens else []
+        subjects += [_Subject(opened.name, graph, items) for graph in graphs]
+        subjects += [_Subject(opened.name, graph, tokens) for graph in decoders]
     ids = [(subject.run, subject.files.artifact.id) for subject in subjects]
     if repeated := sorted({run for run, artifact in ids if ids.count((run, artifact)) > 1}):
         raise InputError(f"--also: {', '.join(repeated)} is given twice; give each run once")
@@ -264,7 +289,7 @@ def calibrate(
             f"--also: timing {len(subjects)} graphs takes about {seconds / 60:.0f} minutes, and the limit is "
             f"{_LONGEST_S / 60:.0f}; give fewer runs"
         )
-    # 2. Measure the rates of the host, and time the graphs
+    # 3. Measure the rates of the host, and time the graphs
     count = threads or default_threads()
     with bar(progress, "Measuring this host's rates (15 s, and longer if other programs run)", None):
         rates = run_probe(count)
@@ -281,7 +306,7 @@ def calibrate(
             )  # fmt: skip
             title = f"Timing {subject.files.artifact.id} of {subject.run}, sweep {sweep + 1} of {SWEEPS}"
             timings[index].append(run_timing(job, progress, title))
-    # 3. Report what was refused or disturbed
+    # 4. Report what was refused or disturbed
     for subject, (first, *_) in zip(subjects, timings, strict=True):
         for shape, reason in first.refused.items():
             progress.message(f"{subject.files.artifact.id} at {shape}: not used for the fit: {reason}")
@@ -292,7 +317,7 @@ def calibrate(
         if not allow_noise:
             raise NoisyMachineError(f"no calibration, because {disturbed}; {_NOISE_REMEDY}")
         progress.message(f"the calibration is unreliable, because {disturbed}; calibrate again on an idle machine")
-    # 4. Fit the rates of nodes to the calls
+    # 5. Fit the rates of nodes to the calls
     nodes = [timed.nodes.nodes for sweeps in timings for timed in sweeps[0].items if timed.nodes is not None]
     works = [(w, node.duration_us) for each in nodes for w, node in zip(count_nodes(each), each, strict=True)]
     device = host_facts(base, count, rates, works, disturbed)
@@ -312,33 +337,6 @@ def calibrate(
     except EdgeformerError as error:
         progress.message(f"the error of estimates for other models is unknown: {error}")
         return fitted
-
-
-def _subjects(folder: Path, shapes: Sequence[Shape], several: bool) -> list[_Subject]:
-    """Return the graphs of a bundle that are timed, and at which items."""
-    bundle = Bundle.open(folder)
-    graphs = full_graphs(bundle, PRECISIONS)
-    if not graphs or graphs[0].artifact.precision != "fp32":
-        raise InputError(f"{folder}: has no FP32 ONNX graph, which calibrate times; export the run again")
-    longest = bundle.manifest.max_positions
-    if longest is None:
-        raise InputError(
-            f"{folder}: is an imported ONNX graph, and calibrate needs a text model; give a run that was trained here "
-            "or imported with import hf"
-        )
-    fitting = sorted((shape for shape in shapes if shape[1] <= longest), key=lambda shape: shape[0] * shape[1])
-    if len(fitting) < FEWEST_SHAPES:
-        raise InputError(
-            f"{folder}: takes at most {longest} tokens, so only {len(fitting)} shapes can be timed, and a calibration "
-            f"needs {FEWEST_SHAPES}; give a model that reads longer texts"
-        )
-    if several and len(fitting) >= 2 * FEWEST_SHAPES:
-        fitting = fitting[::2]
-    items: tuple[Item, ...] = tuple(("steady", *shape) for shape in fitting)
-    tokens: tuple[Item, ...] = tuple(("decode", *shape) for shape in DECODE_SHAPES if shape[1] <= longest)
-    decoders = full_graphs(bundle, PRECISIONS, role="decode") if tokens else []
-    subjects = [_Subject(bundle.name, graph, items) for graph in graphs]
-    return subjects + [_Subject(bundle.name, graph, tokens) for graph in decoders]
 
 
 def full_graphs(bundle: Bundle, precisions: Sequence[str], role: str = "full") -> list[ArtifactFiles]:

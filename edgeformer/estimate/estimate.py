@@ -189,7 +189,10 @@ def works_of(
 
 
 def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
-    """Return the row of one item from its nodes, or from the reason why they were not listed."""
+    """Return the row of one item from its nodes, or from the reason why they were not listed.
+
+    It is `unavailable`, too, if operators without a work count may take most of the time.
+    """
     artifact, device = case.artifact, case.device
     provider = case.provider or provider_of(artifact, kind=device.kind)
     size_bytes, calibration = artifact.size_bytes or 0, case.calibration
@@ -197,6 +200,57 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
         if isinstance(nodes, str):
             raise EdgeformerError(nodes)
         works = works_of(nodes.nodes, artifact.precision, listed=case.listed.precision, on_gpu=device.kind == "cuda")
+        # 1. By the device's rates and published measurements
+        precision, phase, runtime = artifact.precision, nodes.item[0], case.runtime
+        weight_bytes = stored_weight_bytes(nodes.nodes, works, case.listed)
+        computed = product_type(device, runtime.name, precision, published_record().tf32)
+        rates = rates_of(device, computed)
+        if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
+            missing = f"nobody published times of {runtime.name} on {KINDS[device.kind]}"
+            raise EdgeformerError(f"no estimate, because {missing}; run profile on the device itself")
+
+        def by_record(works: Sequence[NodeWork]) -> Estimated:
+            work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
+            setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
+            return published_record().estimate_ms(setting, work, sum(each.operations for each in works))
+
+        p50, low, high, check = by_record(works)
+        if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
+            counted = by_record([work for work in works if work.trust != "unknown"])
+            if (share := 1 - counted.p50 / p50) > MOST_UNKNOWN:
+                raise EdgeformerError(
+                    f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} "
+                    f"of the time: {describe_operators(unknown)}; run profile on the device itself"
+                )
+        reason = published_sentence(check)
+        unchecked = Counter(work.operator for work in works if work.trust == "unknown")
+        # 2. By the calibration, if it covers the artifact
+        if calibration is not None:
+            each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
+            call_us = nodes.runs * calibration.call_overhead_us.get(precision, 0.0)
+            fitted_operators = calibration.operators.get(precision, {})
+            unchecked = Counter(
+                work.operator for work in works if work.trust != "checked" and work.operator not in fitted_operators
+            )
+            log2, why = _uncertainty(case, phase, calibration)
+            if unchecked:
+                log2 = max(log2, math.log2(high / p50))
+            fitted = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
+            reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
+            p50 = (call_us + sum(each_us)) / 1000
+            low, high = p50 / 2**log2, p50 * 2**log2
+        # 3. What no measurement supports
+        warnings = []
+        if unchecked:
+            warnings.append(f"estimates of {describe_operators(unchecked)} were never checked on any device")
+        if control := sorted(CONTROL & {node.op for node in nodes.nodes}):
+            doubt = "counted as often as it ran on a golden input; other inputs may differ"
+            warnings.append(f"{' and '.join(control)}: {doubt}")
+        latency = Latency(
+            status="estimated", p50=p50, low=low, high=high, check=check if calibration is None else None,
+            reason="; ".join((reason, *warnings)), warnings=tuple(warnings),
+        )  # fmt: skip
+        # 4. Memory, and the row
         sharing, weights = artifact.sharing or case.listed.sharing, float(size_bytes)
         if sharing is not None:
             # An FP16 engine may have an FP32 graph only.
@@ -207,67 +261,13 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
         if device.kind != "cuda":
             threads = calibration.threads if calibration is not None else device.cores and device.cores.value
         return row_of(
-            artifact, item, provider, "device", latency_ms=_latency(case, nodes, works), size_bytes=size_bytes,
+            artifact, item, provider, "device", latency_ms=latency, size_bytes=size_bytes,
             memory_bytes=estimate_memory(artifact, device, weights, step_bytes, nodes.feed_bytes),
             energy_mj=Energy(status="unavailable", reason="energy is measured, never estimated"),
             threads=threads, work=total(works),
         )  # fmt: skip
     except EdgeformerError as error:
         return row_of(artifact, item, provider, "device", str(error))
-
-
-def _latency(case: Case, nodes: ItemNodes, works: Sequence[NodeWork]) -> Latency:
-    """Raise EdgeformerError if operators without a work count may take most of the time."""
-    # 1. By the device's rates and published measurements
-    calibration, precision, phase = case.calibration, case.artifact.precision, nodes.item[0]
-    device, runtime, weight_bytes = case.device, case.runtime, stored_weight_bytes(nodes.nodes, works, case.listed)
-    computed = product_type(device, runtime.name, precision, published_record().tf32)
-    rates = rates_of(device, computed)
-    if not published_record().knows(Setting(device.kind, device.name, runtime.name, computed, "call")):
-        missing = f"nobody published times of {runtime.name} on {KINDS[device.kind]}"
-        raise EdgeformerError(f"no estimate, because {missing}; run profile on the device itself")
-
-    def by_record(works: Sequence[NodeWork]) -> Estimated:
-        work = work_ms(works, rates, weight_bytes, fused=runtime.fuses)
-        setting = Setting(device.kind, device.name, runtime.name, computed, phase_of(phase, work))
-        return published_record().estimate_ms(setting, work, sum(each.operations for each in works))
-
-    p50, low, high, check = by_record(works)
-    if unknown := Counter(node.op for node in nodes.nodes if trust_of(node) == "unknown"):
-        counted = by_record([work for work in works if work.trust != "unknown"])
-        if (share := 1 - counted.p50 / p50) > MOST_UNKNOWN:
-            raise EdgeformerError(
-                f"no estimate, because reading and writing alone takes operators without a known cost {share:.0%} of "
-                f"the time: {describe_operators(unknown)}; run profile on the device itself"
-            )
-    reason = published_sentence(check)
-    unchecked = Counter(work.operator for work in works if work.trust == "unknown")
-    # 2. By the calibration, if it covers the artifact
-    if calibration is not None:
-        each_us = calibrated_nodes_us(works, rates, calibration, precision, weight_bytes)
-        call_us = nodes.runs * calibration.call_overhead_us.get(precision, 0.0)
-        fitted_operators = calibration.operators.get(precision, {})
-        unchecked = Counter(
-            work.operator for work in works if work.trust != "checked" and work.operator not in fitted_operators
-        )
-        log2, why = _uncertainty(case, phase, calibration)
-        if unchecked:
-            log2 = max(log2, math.log2(high / p50))
-        fitted = f"calibrated on {calibration.processor} with {len(calibration.fitted_on)} shapes"
-        reason = "; ".join(filter(None, (fitted, calibration.disturbed, why)))
-        p50 = (call_us + sum(each_us)) / 1000
-        low, high = p50 / 2**log2, p50 * 2**log2
-    # 3. What no measurement supports
-    warnings = []
-    if unchecked:
-        warnings.append(f"estimates of {describe_operators(unchecked)} were never checked on any device")
-    if control := sorted(CONTROL & {node.op for node in nodes.nodes}):
-        doubt = "counted as often as it ran on a golden input; other inputs may differ"
-        warnings.append(f"{' and '.join(control)}: {doubt}")
-    return Latency(
-        status="estimated", p50=p50, low=low, high=high, check=check if calibration is None else None,
-        reason="; ".join((reason, *warnings)), warnings=tuple(warnings),
-    )  # fmt: skip
 
 
 def _uncertainty(case: Case, phase: Phase, calibration: Calibration) -> tuple[float, str]:

@@ -79,16 +79,24 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     ``call_us``: of a graph run beside its nodes; ``bare``: the calibration without rates. Raises EdgeformerError: too
     few shapes of the FP32 graph were timed.
     """
-    # 1. Sort the durations of nodes by operator and class
+    # 1. Find out what the profiler adds to a node
     if sum(call.artifact.precision == "fp32" for call in calls) < FEWEST_SHAPES:
         raise EdgeformerError("fewer than 4 shapes of the FP32 graph could be timed, too few for a fit")
-    durations = _durations_us(calls, call_us)
+    profiled = sorted((call for call in calls if call.works), key=lambda call: call.call_us / len(call.works))
+    cheapest = profiled[: max(_FEWEST_CHEAPEST, len(profiled) // _CHEAPEST_SHARE)]
+    added = [(sum(call.durations_us) - call.call_us) / len(call.works) for call in cheapest]
+    added_us = max(0.0, statistics.median(added)) if added else 0.0
+    # 2. Scale the durations of nodes to their call's, and sort them by operator and class
     rows: dict[tuple[str, str], list[tuple[float, ...]]] = defaultdict(list)
-    for call, nodes_us in zip(calls, durations, strict=True):
+    for call in calls:
+        bare_us = [max(_LEAST_US, duration_us - added_us) for duration_us in call.durations_us]
+        scale = max(call.call_us - call.runs * call_us, _LEAST_US) / sum(bare_us) if bare_us else 1.0
+        if not _LEAST_SCALE <= scale <= _MOST_SCALE:  # nodes and call were timed at different speeds
+            continue
         precision = call.artifact.precision
         rates = rates_of(device, precision)
         beyond = beyond_cache(call.weight_bytes, rates.cache_bytes)
-        for work, node_us in zip(call.works, nodes_us, strict=False):  # no durations: not believed
+        for work, node_us in zip(call.works, (scale * us for us in bare_us), strict=False):
             far = far_bytes(work, beyond, rates.cache_bytes)
             compute_us = 1e6 * work.operations / rates.peak if work.is_product else 0.0
             near_us, far_us = 1e6 * (work.bytes - far) / rates.bandwidth, 1e6 * far / rates.bandwidth
@@ -98,7 +106,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     if not any(precision == "fp32" for precision, _ in rows):
         contradiction = "the times of single nodes contradict the times of whole calls"
         raise EdgeformerError(f"{contradiction}; calibrate again on an idle machine")
-    # 2. Fit their rates
+    # 3. Fit their rates
     efficiencies: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     operators: dict[str, dict[str, Efficiency]] = defaultdict(dict)
     class_of = {work.operator: work.cls for call in calls for work in call.works}
@@ -113,7 +121,7 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     overheads = dict.fromkeys(efficiencies, call_us)
     update = {"efficiencies": efficiencies, "operators": operators, "call_overhead_us": overheads}
     fitted = device.model_copy(update={"calibration": bare.model_copy(update=update)})
-    # 3. Sums of nodes are biased by what the profiler adds; one factor per precision makes the median call exact.
+    # 4. Sums of nodes are biased by what the profiler adds; one factor per precision makes the median call exact.
     for key in efficiencies:
         ratios = [c.call_us / estimated_us(fitted, c) for c in calls if c.artifact.precision == key]
         factor = statistics.median(ratios)
@@ -127,20 +135,6 @@ def fit(device: DeviceProfile, calls: Sequence[TimedCall], call_us: float, bare:
     cases = tuple(case_of(fitted, call) for call in calls)
     calibration = bare.model_copy(update={**update, "fitted_on": cases})
     return device.model_copy(update={"calibration": calibration})
-
-
-def _durations_us(calls: Sequence[TimedCall], call_us: float) -> list[tuple[float, ...]]:
-    """Return node durations that add up to their call; empty where nodes and call were timed at different speeds."""
-    profiled = sorted((call for call in calls if call.works), key=lambda call: call.call_us / len(call.works))
-    cheapest = profiled[: max(_FEWEST_CHEAPEST, len(profiled) // _CHEAPEST_SHARE)]
-    added = [(sum(call.durations_us) - call.call_us) / len(call.works) for call in cheapest]
-    added_us = max(0.0, statistics.median(added)) if added else 0.0
-    result: list[tuple[float, ...]] = []
-    for call in calls:
-        bare = [max(_LEAST_US, duration_us - added_us) for duration_us in call.durations_us]
-        scale = max(call.call_us - call.runs * call_us, _LEAST_US) / sum(bare) if bare else 1.0
-        result.append(tuple(us * scale for us in bare) if _LEAST_SCALE <= scale <= _MOST_SCALE else ())
-    return result
 
 
 def _efficiency(samples: Floats) -> Efficiency:

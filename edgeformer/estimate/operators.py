@@ -116,8 +116,25 @@ def count_node(node: ExecutedNode, float_bytes: int | None = None) -> NodeWork:
         weights = [inputs[index] for index in weight_inputs]
         activations = [tensor for index, tensor in enumerate(inputs) if index not in weight_inputs]
         operator = "product of activations" if cls == "attention" and node.op in PRODUCTS else node.op
+        first, out = inputs[0], outputs[0]
+        if node.op in CONVOLUTIONS:
+            # 2 × outputs × (channels of a group × kernel). Kernels are [C out, C in / groups, …]; of a transposed
+            # convolution [C in, C out / groups, …], where every input meets all of its channel's kernel.
+            kernel, positions = inputs[1], first if node.op == "ConvTranspose" else out
+            operations = 2.0 * positions.elements * kernel.elements / max(1, kernel.shape[0] if kernel.shape else 1)
+        elif node.op in FUSED_ATTENTION:
+            # The keys that it passes on include those of earlier tokens.
+            key = outputs[1].shape if len(outputs) > 1 else inputs[min(1, len(inputs) - 1)].shape
+            operations = 4.0 * out.elements * (key[-2] if len(key) > 1 else 1) if first.shape else 0.0
+        elif node.op == "MatMulNBits":  # its weight is listed as it is packed
+            operations = 2.0 * out.elements * (first.shape[-1] if first.shape else 1)
+        else:
+            # [..., M, K] × [K, N]: K is the right operand's elements over its columns, whatever is transposed.
+            second, columns = inputs[1], out.shape[-1] if out.shape else 1
+            inner = second.elements / max(1, math.prod(second.shape[:-2]) * columns)
+            operations = 2.0 * out.elements * inner if first.elements else 0.0
         return NodeWork(
-            cls, operator, _product_operations(node), size(weights), size(activations) + size(outputs),
+            cls, operator, operations, size(weights), size(activations) + size(outputs),
             quantized=any(tensor.dtype in ("int8", "uint8") for tensor in weights), trust=trust_of(node),
         )  # fmt: skip
     if node.op in VIEWS | CONTROL:
@@ -225,26 +242,6 @@ def _weight_inputs(node: ExecutedNode) -> tuple[int, ...]:
             remaining -= tensor.bytes
     # A bias alone is no weight: Gemm between activations with a constant third input.
     return tuple(weights) if 1 in weights else ()
-
-
-def _product_operations(node: ExecutedNode) -> float:
-    first, out = node.inputs[0], node.outputs[0]
-    if node.op in CONVOLUTIONS:
-        # 2 × outputs × (channels of a group × kernel). Kernels are [C out, C in / groups, …]; of a transposed
-        # convolution [C in, C out / groups, …], where every input meets all of its channel's kernel.
-        kernel, positions = node.inputs[1], first if node.op == "ConvTranspose" else out
-        return 2.0 * positions.elements * kernel.elements / max(1, kernel.shape[0] if kernel.shape else 1)
-    if node.op in FUSED_ATTENTION:
-        key = node.inputs[min(1, len(node.inputs) - 1)].shape
-        if len(node.outputs) > 1:  # the keys that it passes on include those of earlier tokens
-            key = node.outputs[1].shape
-        return 4.0 * out.elements * (key[-2] if len(key) > 1 else 1) if first.shape else 0.0
-    if node.op == "MatMulNBits":  # its weight is listed as it is packed
-        return 2.0 * out.elements * (first.shape[-1] if first.shape else 1)
-    # [..., M, K] × [K, N]: K is the right operand's elements over its columns, whatever is transposed.
-    second, columns = node.inputs[1], out.shape[-1] if out.shape else 1
-    inner = second.elements / max(1, math.prod(second.shape[:-2]) * columns)
-    return 2.0 * out.elements * inner if first.elements else 0.0
 
 
 def describe_operators(counts: Counter[str]) -> str:

@@ -111,29 +111,11 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     return parts
 
 
-def describe_io(graph: onnx.ModelProto) -> tuple[dict[str, str], dict[str, str]]:
-    """Inputs and outputs as name → type[shape], e.g. ``int64[batch, sequence]``."""
-
-    def describe(value: onnx.ValueInfoProto) -> str:
-        tensor = value.type.tensor_type
-        shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
-        return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
-
-    inputs, outputs = graph.graph.input, graph.graph.output
-    return {value.name: describe(value) for value in inputs}, {value.name: describe(value) for value in outputs}
-
-
-def float32_operators(graph: onnx.ModelProto) -> dict[str, int]:
-    """Operator → nodes that compute in FP32: those with an FP32 result, by type inference over the file."""
-    inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False)
-    values = (*inferred.graph.value_info, *inferred.graph.output)
-    types = {value.name: value.type.tensor_type.elem_type for value in values}
-    counts = Counter(
-        node.op_type
-        for node in inferred.graph.node
-        if node.op_type != "Cast" and any(types.get(name) == TensorProto.FLOAT for name in node.output)
-    )
-    return dict(counts)
+def describe_value(value: onnx.ValueInfoProto) -> str:
+    """Type and shape of an input or output, e.g. ``int64[batch, sequence]``."""
+    tensor = value.type.tensor_type
+    shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
+    return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
 
 
 def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:

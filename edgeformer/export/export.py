@@ -21,7 +21,6 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.export.graph_source import GraphSource
 from edgeformer.export.previous import PreviousBundle
 from edgeformer.export.run_source import RunSource
-from edgeformer.export.source import ExportSource
 from edgeformer.export.variants import ExportOptions, requested_variants
 from edgeformer.measurement.resident import add_resident
 from edgeformer.models.card import CARD_FILE, artifact_section
@@ -56,7 +55,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
     bundle_folder = folder if run is None else folder / BUNDLE_FOLDER
     with lock_path(bundle_folder):
         remove_leftovers(bundle_folder)
-        source: ExportSource
+        source: GraphSource | RunSource
         source = GraphSource.open(folder, options, progress) if run is None else RunSource.open(run, options, progress)
 
         # 1. Plan the engines.
@@ -97,9 +96,22 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             engines = _build_engines(source, plans, new_folder, artifacts)  # starts when all graphs were made
             for artifact in itertools.chain(source.make_graphs(new_folder, previous), engines):
                 artifacts.append(artifact)
-                if artifact.status == "rejected" and not options.keep_going:
-                    artifacts += _not_made(options, plans, (*source.base, *artifacts))
-                    break
+                if artifact.status != "rejected" or options.keep_going:
+                    continue
+                # List what is not made because of it.
+                reason = f"not made, because {artifact.id} was rejected; make it with --keep-going"
+                entry = partial(ArtifactManifest, file=None, status="unavailable", reason=reason)
+                entries = [
+                    entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
+                    for variant in requested_variants(options)
+                ]
+                for _, plan in plans:
+                    engine_precision = plan.precision or ("fp16" if options.fp16 else "fp32")
+                    id_ = f"{plan.format}-{engine_precision}"
+                    entries.append(entry(id=id_, format=plan.format, precision=engine_precision))
+                listed = {other.id for other in (*source.base, *artifacts)}
+                artifacts += [other for other in entries if other.id not in listed]
+                break
             merged = remove_rejected(new_folder, [*source.base, *previous.merge(artifacts)], source.names)
 
             # 4. Describe and seal the new bundle.
@@ -117,24 +129,8 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
             return seal(new_folder, manifest)
 
 
-def _not_made(
-    options: ExportOptions, plans: Sequence[tuple[Builder, Target | Unavailable]], artifacts: Sequence[ArtifactManifest]
-) -> list[ArtifactManifest]:
-    """Return an entry for each requested precision and engine that is not made because the last artifact is bad."""
-    made, reason = {artifact.id for artifact in artifacts}, f"not made, because {artifacts[-1].id} was rejected"
-    entry = partial(ArtifactManifest, file=None, status="unavailable", reason=f"{reason}; make it with --keep-going")
-    entries = [
-        entry(id=variant.id(), format=ONNX, precision=variant.precision, trimmed=variant.trimmed)
-        for variant in requested_variants(options)
-    ]
-    for _, target in plans:
-        precision = target.precision or ("fp16" if options.fp16 else "fp32")
-        entries.append(entry(id=f"{target.format}-{precision}", format=target.format, precision=precision))
-    return [entry for entry in entries if entry.id not in made]
-
-
 def _build_engines(
-    source: ExportSource, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
+    source: GraphSource | RunSource, plans: Sequence[tuple[Builder, Target | Unavailable]], folder: Path,
     graphs: Sequence[ArtifactManifest],
 ) -> Iterator[ArtifactManifest]:  # fmt: skip
     """Yield what each builder makes of the graphs that passed, or an entry that says why it builds nothing."""

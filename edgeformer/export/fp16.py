@@ -22,15 +22,7 @@ import onnx_ir
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from onnx_ir.passes.common import (
-    InlinePass,
-    LiftConstantsToInitializersPass,
-    LiftSubgraphInitializersToMainGraphPass,
-    NameFixPass,
-    RemoveInitializersFromInputsPass,
-    RemoveUnusedNodesPass,
-    ShapeInferencePass,
-)
+from onnx_ir.passes import common as passes
 from onnx_ir.traversal import RecursiveGraphIterator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -104,10 +96,9 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
                     update((scores + mask).masked_fill(mask <= MASKED / 2, 0))
             return func(*args, **options)
 
-    def hook(module: nn.Module, arguments: tuple[object, ...], output: object) -> None:
-        update(*arguments, output)
-
-    hooks = [module.register_forward_hook(hook) for module in model.modules()]
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for module in model.modules()
+    ]
     try:
         with AttentionScores():
             model(*map(torch.from_numpy, inputs))
@@ -161,12 +152,12 @@ def lifted(model: onnx_ir.Model) -> onnx_ir.Model:
             )
     copied = model.clone()
     copied.ir_version = max(copied.ir_version, _SEPARATE_INITIALIZERS)
-    RemoveInitializersFromInputsPass()(copied)
-    InlinePass()(copied)
-    LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
-    LiftSubgraphInitializersToMainGraphPass()(copied)
-    RemoveUnusedNodesPass()(copied)
-    NameFixPass()(copied)
+    passes.RemoveInitializersFromInputsPass()(copied)
+    passes.InlinePass()(copied)
+    passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(copied)
+    passes.LiftSubgraphInitializersToMainGraphPass()(copied)
+    passes.RemoveUnusedNodesPass()(copied)
+    passes.NameFixPass()(copied)
     return copied
 
 
@@ -183,7 +174,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
     Raises EdgeformerError if no node can compute in FP16.
     """
     converted = lifted(model)
-    ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
+    passes.ShapeInferencePass(check_type=False, strict_mode=False, data_prop=False)(converted)
     # It leaves types open inside subgraphs, and behind operators of ONNX Runtime.
     for node in RecursiveGraphIterator(converted.graph):
         operands = [value for value in node.inputs[node.op_type == "Where" :] if value is not None]
@@ -206,7 +197,7 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
         raise EdgeformerError(
             f"FP16: no operator of the graph can compute in FP16 ({operator_names(converted)}); it stays FP32"
         )
-    RemoveUnusedNodesPass()(converted)
+    passes.RemoveUnusedNodesPass()(converted)
     return converted
 
 

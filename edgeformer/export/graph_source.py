@@ -28,11 +28,10 @@ from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.judging import Baseline, Judge, Reference, describe_converted
 from edgeformer.export.previous import PreviousBundle, link, own_files
 from edgeformer.export.quantize import SUPPORTED, quantize_int4, quantize_int8, quantized_nodes
-from edgeformer.export.source import ExportSource
-from edgeformer.export.variants import ExportOptions, Variant, requested_variants
+from edgeformer.export.variants import ExportOptions, ExportSource, Variant, requested_variants
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.providers import CPU
-from edgeformer.tasks import Origin, Run
+from edgeformer.tasks import Origin
 from edgeformer.tasks.scoring import Validation, fit_calls, open_validation
 
 _MAX_LISTED = 5
@@ -161,13 +160,11 @@ class GraphSource(ExportSource):
         """Convert the graph in ``folder``. Raises EdgeformerError if nothing in it can have this precision."""
         model = onnx_ir.load(folder / str(self.base[0].file))
         if precision == "fp16":
-            golden, calls = self.bundle.golden().first(_MAX_ABS_CALLS), self.base[0].calls
-
-            def run_golden(run: Run, max_rows: None) -> object:
-                fitted = run if calls is None else fit_calls(run, calls)
-                return self.bundle.task.golden_outputs(golden, fitted, max_rows)
-
-            return convert_to_fp16(model, max_abs_values(model, run_golden, folder))
+            golden, calls, task = self.bundle.golden().first(_MAX_ABS_CALLS), self.base[0].calls, self.bundle.task
+            max_abs = max_abs_values(
+                model, lambda run, _: task.golden_outputs(golden, fit_calls(run, calls) if calls else run, None), folder
+            )
+            return convert_to_fp16(model, max_abs)
         kept: list[str] = []
         if precision == "int8":
             model = quantize_int8(lifted(model), folder, kept=kept)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -24,22 +24,23 @@ _SMALL_BYTES = 256
 """Tensors up to this size stay in the graph: shapes and scalars, which runtimes read while loading."""
 
 
+@dataclass(frozen=True)
 class WeightsFile:
     """Weights of several graphs in the same folder, every distinct tensor once."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
-        self.path, self._file = path, file
-        self._offsets: dict[str, tuple[int, int]] = {}
+    path: Path
+    file: BinaryIO
+    offsets: dict[str, tuple[int, int]] = field(default_factory=dict)  # sha256 → offset and length
 
     def place(self, tensor: onnx_ir.TensorProtocol) -> onnx_ir.ExternalTensor:
         """Write the tensor, unless its bytes are in the file already, and return a reference to it."""
         content = tensor.tobytes()
         key = hashlib.sha256(content).hexdigest()
-        if key not in self._offsets:
-            self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
-            self._offsets[key] = (self._file.tell(), len(content))
-            self._file.write(content)
-        offset, length = self._offsets[key]
+        if key not in self.offsets:
+            self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
+            self.offsets[key] = (self.file.tell(), len(content))
+            self.file.write(content)
+        offset, length = self.offsets[key]
         name, shape = tensor.name or "", onnx_ir.Shape(tensor.shape.numpy())
         folder = str(self.path.parent)
         return onnx_ir.ExternalTensor(

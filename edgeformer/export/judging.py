@@ -5,6 +5,7 @@ The reference is torch FP32 for a trained run, the FP32 graph for an imported on
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -31,14 +32,7 @@ from edgeformer.artifacts.manifest import (
 )
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.export.audit import (
-    audit_portability,
-    audit_sharing,
-    describe_io,
-    float32_operators,
-    sum_counts,
-    weight_parts,
-)
+from edgeformer.export.audit import audit_portability, audit_sharing, describe_value, sum_counts, weight_parts
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import LOOP, Written
 from edgeformer.export.quantize import quantized_nodes, quantized_pairs
@@ -285,14 +279,16 @@ class Judge:
         graphs = {part: onnx.load(str(path), load_external_data=False) for part, path in paths.items()}
         audit = audit_graphs(paths, graphs, needed)
         reason = fields["reason"] or stored_twice(audit["sharing"])
-        inputs, outputs = describe_io(graphs[LOOP])
+        main = graphs[LOOP].graph
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
         variant = self.variant
         return ArtifactManifest(
             **{**audit, **fields, "status": "rejected" if reason else "built", "reason": reason},
             id=variant.id(name), file=files[LOOP], format=ONNX, precision=variant.precision, trimmed=variant.trimmed,
-            vocabulary=self.vocabulary, size_bytes=size_bytes, inputs=inputs, outputs=outputs,
+            vocabulary=self.vocabulary, size_bytes=size_bytes,
+            inputs={value.name: describe_value(value) for value in main.input},
+            outputs={value.name: describe_value(value) for value in main.output},
             weights_file=variant.weights if (self.folder / variant.weights).is_file() else None,
             parts_bytes={**parts, "other": max(0, size_bytes - sum(parts.values()))},
         )  # fmt: skip
@@ -305,8 +301,16 @@ def audit_graphs(paths: Mapping[str, Path], graphs: Mapping[str, onnx.ModelProto
     audits = [audit_sharing(graph, needed).model_dump(exclude=uncounted) for graph in graphs.values()]
     portability = audit_portability(list(paths.values()))
     tensors = [tensor for graph in graphs.values() for tensor in graph.graph.initializer]
+    float32 = Counter[str]()  # nodes with an FP32 result, by type inference over the files
     is_fp16 = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in tensors)
-    float32 = sum_counts(map(float32_operators, graphs.values())) if is_fp16 else {}
+    for graph in graphs.values() if is_fp16 else ():
+        inferred = onnx.shape_inference.infer_shapes(graph, strict_mode=False).graph
+        types = {value.name: value.type.tensor_type.elem_type for value in (*inferred.value_info, *inferred.output)}
+        float32.update(
+            node.op_type
+            for node in inferred.node
+            if node.op_type != "Cast" and any(types.get(name) == onnx.TensorProto.FLOAT for name in node.output)
+        )
     libraries = ("torch", "onnx", "onnxscript", "onnxruntime")
     return {
         "sharing": Sharing(unique_parameters=needed, **sum_counts(audits)),

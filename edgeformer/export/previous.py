@@ -163,12 +163,13 @@ class PreviousBundle:
                 kept[id_] = old
         self.refuse_losses(ignored=tried)
 
-        def order(artifact: ArtifactManifest) -> tuple[bool, int, bool, int, int]:
-            precision, role = _PRECISIONS.index(artifact.precision), _ROLES.index(artifact.role)
-            return not artifact.is_graph, precision, artifact.trimmed, role, artifact.exit or 0
-
         absent = (artifact for id_, artifact in unavailable.items() if id_ not in kept)
-        return sorted((*tried.values(), *absent, *kept.values()), key=order)
+        return sorted(
+            (*tried.values(), *absent, *kept.values()),
+            key=lambda a: (
+                not a.is_graph, _PRECISIONS.index(a.precision), a.trimmed, _ROLES.index(a.role), a.exit or 0
+            ),
+        )  # fmt: skip
 
     def link_kept(self, artifacts: Iterable[ArtifactManifest], folder: Path) -> None:
         """Link the files of artifacts that stay into the new ``folder``. Raises InputError for another tokenizer."""

@@ -75,7 +75,8 @@ def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder:
     convert: Callable[[onnx_ir.Model], onnx_ir.Model]
     if graphs.in_blocks:
         # A part of the step artifact that has no table is quantized as in the other graphs, too.
-        vocabularies = _table_rows(graphs.exits)
+        tables = [value for value in graphs.exits.graph.initializers.values() if _is_table(value)]
+        vocabularies = {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
         convert = partial(quantize_blocks, bits=8 if precision == "int8" else 4, vocabularies=vocabularies)
     elif precision == "int8":
         convert = partial(quantize_int8, folder=folder, has_row_scales=graphs.has_row_scales)
@@ -97,7 +98,13 @@ def quantize_int8(
     ``folder`` is for temporary files as large as the model (None: the system's). ``kept`` receives the weights of a
     foreign graph that stay FP32; None: raise EdgeformerError if there is one.
     """
-    prepared = prepare(model)
+    # 1. Prepare the products: tables in INT8, Gemm as MatMul, every tensor stored once
+    prepared = model.clone()
+    _gemm_as_matmul(prepared)
+    _quantize_tables(prepared)
+    DeduplicateHashedInitializersPass()(prepared)
+
+    # 2. Scale their operands per position
     if has_row_scales:
         # Divide every position [..., in] that is multiplied by a stored weight by its largest absolute number, and
         # multiply the product by that: quantised numbers then reach from -1 to 1 at every position.
@@ -123,7 +130,43 @@ def quantize_int8(
             rescaled = onnx_ir.node("Mul", [product.outputs[0], scaled[data][1]], name=f"{node.name}_rows_back")
             product.outputs[0].name = f"{node.outputs[0].name}_rows"
             _replace_node(prepared, node, [*new, product, rescaled])
-    return _complete(_quantize_products(prepared, folder), "INT8", kept)
+
+    # 3. Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul
+    opset = prepared.opset_imports.get("", _LEAST_OPSET)
+    if opset < _LEAST_OPSET and _products(prepared):
+        try:  # the quantizer does this too, with a warning through the root logger
+            older: onnx.ModelProto = onnx_ir.to_proto(prepared)
+            prepared = onnx_ir.from_proto(onnx.version_converter.convert_version(older, _LEAST_OPSET))
+        except Exception as error:  # ConvertError, RuntimeError
+            raise EdgeformerError(
+                f"INT8: needs opset {_LEAST_OPSET}, and the graph has opset {opset}, which cannot be converted "
+                f"({' '.join(str(error).split())[:200]}); export the model with a newer opset"
+            ) from None
+    products = _products(prepared)
+    if not products:
+        return _complete(prepared, "INT8", kept)
+    prepared.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger
+    with tempfile.TemporaryDirectory(prefix=".int8-", dir=folder) as temporary:
+        source, target = Path(temporary, "fp32.onnx"), Path(temporary, "int8.onnx")
+        try:
+            onnx_ir.save(prepared, source, external_data="fp32.data")
+            quantize_dynamic(
+                source, target, op_types_to_quantize=["MatMul"], nodes_to_quantize=products, per_channel=True,
+                reduce_range=True, weight_type=QuantType.QInt8,
+            )  # fmt: skip
+            quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
+            quantized.graph.sort()  # the quantizer sorts without regard to what subgraphs read
+        except OSError:
+            raise
+        except Exception as error:
+            # onnx's writer truncates its file on a full disk without an error; whoever reads the file fails.
+            largest = max((path.stat().st_size for path in Path(temporary).iterdir()), default=0)
+            if shutil.disk_usage(temporary).free >= largest:
+                raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary) from error
+    quantized.metadata_props.clear()
+    quantized.producer_name, quantized.producer_version = prepared.producer_name, prepared.producer_version
+    return _complete(quantized, "INT8", kept)
 
 
 def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | None = None) -> onnx_ir.Model:
@@ -165,11 +208,6 @@ def quantize_int4(model: onnx_ir.Model, block: int = BLOCK, kept: list[str] | No
     _add_biases(quantized)
     RewriteRuleSet([CachedAttention.rule()]).apply_to_model(quantized)
     return _complete(quantized, "INT4", kept)
-
-
-def _table_rows(model: onnx_ir.Model) -> set[int]:
-    tables = (value for value in model.graph.initializers.values() if _is_table(value))
-    return {table.const_value.shape.numpy()[0] for table in tables if table.const_value is not None}
 
 
 def quantize_blocks(model: onnx_ir.Model, bits: Literal[8, 4], vocabularies: Collection[int]) -> onnx_ir.Model:
@@ -248,15 +286,6 @@ def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None =
     if kept is not None:
         kept += sorted(unquantized)
     return quantized
-
-
-def prepare(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Copy a graph for a quantiser of products: tables in INT8, Gemm as MatMul, every tensor stored once."""
-    prepared = model.clone()
-    _gemm_as_matmul(prepared)
-    _quantize_tables(prepared)
-    DeduplicateHashedInitializersPass()(prepared)
-    return prepared
 
 
 def quantized_nodes(graph: onnx.ModelProto) -> dict[str, int]:
@@ -350,17 +379,14 @@ def _is_table(value: onnx_ir.Value) -> bool:
     name = str(value.name)
     if tensor.shape.numpy()[0] < TABLE_ROWS or name.endswith(SCALE) or name.rsplit(".", 1)[-1] in NO_PARAMETERS:
         return False
-
-    def reads_rows(node: onnx_ir.Node) -> bool:
-        if node.op_type == "Gather":
-            return node.attributes.get_int("axis", 0) == 0
-        if node.op_type != "Slice" or len(node.inputs) < 4:
+    for node, index in value.uses():
+        reads_rows = node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0
+        if node.op_type == "Slice" and len(node.inputs) >= 4 and node.inputs[3] is not None:
+            axes = onnx_ir.convenience.get_const_tensor(node.inputs[3])
+            reads_rows = axes is not None and axes.numpy().tolist() == [0]
+        if index != 0 or node.graph is not value.graph or not reads_rows:
             return False
-        axes = onnx_ir.convenience.get_const_tensor(node.inputs[3]) if node.inputs[3] is not None else None
-        return axes is not None and axes.numpy().tolist() == [0]
-
-    uses = value.uses()
-    return bool(uses) and all(index == 0 and node.graph is value.graph and reads_rows(node) for node, index in uses)
+    return bool(value.uses())
 
 
 def _store(model: onnx_ir.Model, name: str, array: NDArray[np.generic]) -> onnx_ir.Value:
@@ -398,45 +424,6 @@ def _can_quantize(node: onnx_ir.Node, graph: onnx_ir.Graph | None = None) -> boo
 def _products(model: onnx_ir.Model) -> list[str]:
     """Return the names of the MatMuls of the outermost graph that :func:`_can_quantize` allows."""
     return [str(node.name) for node in model.graph if _can_quantize(node, model.graph)]
-
-
-def _quantize_products(model: onnx_ir.Model, folder: Path | None) -> onnx_ir.Model:
-    """Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul."""
-    opset = model.opset_imports.get("", _LEAST_OPSET)
-    if opset < _LEAST_OPSET and _products(model):
-        try:  # the quantizer does this too, with a warning through the root logger
-            older: onnx.ModelProto = onnx_ir.to_proto(model)
-            model = onnx_ir.from_proto(onnx.version_converter.convert_version(older, _LEAST_OPSET))
-        except Exception as error:  # ConvertError, RuntimeError
-            raise EdgeformerError(
-                f"INT8: needs opset {_LEAST_OPSET}, and the graph has opset {opset}, which cannot be converted "
-                f"({' '.join(str(error).split())[:200]}); export the model with a newer opset"
-            ) from None
-    products = _products(model)
-    if not products:
-        return model
-    model.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger
-    with tempfile.TemporaryDirectory(prefix=".int8-", dir=folder) as temporary:
-        source, target = Path(temporary, "fp32.onnx"), Path(temporary, "int8.onnx")
-        try:
-            onnx_ir.save(model, source, external_data="fp32.data")
-            quantize_dynamic(
-                source, target, op_types_to_quantize=["MatMul"], nodes_to_quantize=products, per_channel=True,
-                reduce_range=True, weight_type=QuantType.QInt8,
-            )  # fmt: skip
-            quantized = onnx_ir.serde.deserialize_model(onnx.load(str(target)))
-            quantized.graph.sort()  # the quantizer sorts without regard to what subgraphs read
-        except OSError:
-            raise
-        except Exception as error:
-            # onnx's writer truncates its file on a full disk without an error; whoever reads the file fails.
-            largest = max((path.stat().st_size for path in Path(temporary).iterdir()), default=0)
-            if shutil.disk_usage(temporary).free >= largest:
-                raise
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary) from error
-    quantized.metadata_props.clear()
-    quantized.producer_name, quantized.producer_version = model.producer_name, model.producer_version
-    return quantized
 
 
 class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]

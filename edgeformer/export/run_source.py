@@ -19,13 +19,7 @@ from torch import nn
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json, write_text
 from edgeformer.artifacts.golden import Golden, write_golden
-from edgeformer.artifacts.manifest import (
-    ONNX,
-    ArtifactManifest,
-    BundleManifest,
-    Precision,
-    Vocabulary,
-)
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, BundleManifest, Precision, Vocabulary
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER, CONFIG_FILE, MODEL_FOLDER, TOKENIZER_CONFIG, TOKENIZER_FILE
@@ -40,8 +34,7 @@ from edgeformer.export.graphs import write_graphs
 from edgeformer.export.judging import Baseline, Exportable, Judge
 from edgeformer.export.previous import SOURCES, PreviousBundle
 from edgeformer.export.quantize import quantized_graphs
-from edgeformer.export.source import ExportSource
-from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, Variant, requested_variants
+from edgeformer.export.variants import TRIMMED_FOLDER, ExportOptions, ExportSource, Variant, requested_variants
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.blocks.layers import fp16_copy

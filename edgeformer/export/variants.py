@@ -1,12 +1,14 @@
-"""Options of an export, and the variants that they select."""
+"""Options of an export, the variants that they select, and what every source of an export has."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edgeformer.artifacts.manifest import ONNX, Precision, client_dtype
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest, Precision, client_dtype
+from edgeformer.artifacts.progress import Progress
 
 TRIMMED_FOLDER = "trimmed"
 """Repository inside the bundle for a trimmed vocabulary, which has its own tokenizer."""
@@ -89,3 +91,36 @@ def requested_variants(options: ExportOptions) -> list[Variant]:
     if options.vocab_trim:
         variants += [Variant(precision, True) for precision in converted or ["fp32"]]
     return sorted(variants, key=lambda variant: variant.precision == "fp16")
+
+
+@dataclass(kw_only=True)
+class ExportSource:
+    """What an export is made from: a trained run, or the foreign graph of a bundle that ``import onnx`` made.
+
+    An export calls the methods of a source in this order, with the folder of the new bundle: ``begin`` writes or links
+    everything beside the graphs, ``make_graphs`` yields the judged graphs of every requested precision, ``build_job``
+    describes what builders get, ``judge`` returns the judge of an engine, and ``manifest`` completes the folder.
+
+    Attributes:
+        folder: the bundle's.
+        notes: lines for the bundle's notes, which grow during the export.
+        target: device profile that the source names.
+        base: entries of graphs that are in the bundle before the export.
+        names: files that stay, whatever the artifacts are.
+        made_from: file of the run → sha256; None: everything is made of the only ``base``.
+        exits: all loops after which the model answers.
+        calibration_problem: why there are no training rows, which some builders need; None: there are.
+        rounds: artifacts are also scored under providers that compute in fewer bits.
+    """
+
+    options: ExportOptions
+    progress: Progress
+    folder: Path
+    notes: list[str] = field(default_factory=list)
+    target: str | None = None
+    base: tuple[ArtifactManifest, ...] = ()
+    names: set[str] = field(default_factory=set)
+    made_from: Mapping[str, str] | None = None
+    exits: Collection[int] = ()
+    calibration_problem: str | None = "an imported graph has no training rows"
+    rounds: bool = False

@@ -16,13 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, processors
 from torch import Tensor
 
-from edgeformer.artifacts.base import first_problem
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
 from edgeformer.artifacts.files import read_at_most, sha256_of
 from edgeformer.artifacts.manifest import ImportProof
@@ -36,15 +34,14 @@ from edgeformer.artifacts.workspace import (
 )
 from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS
 from edgeformer.data.encoding import PlainText
-from edgeformer.data.source_folder import find_folder, read_object
+from edgeformer.data.source_folder import find_folder, read_object, validate_file
 from edgeformer.data.tokenization import BEGIN_IDS, END_IDS, TextBounds, embedding_rows, tokenizer_from_file
 from edgeformer.imports import language_keys
 from edgeformer.imports.language_keys import ARCHITECTURES
 from edgeformer.imports.language_proof import COMPUTED_TOKENS, LOCAL, prove_by_llama, prove_by_transformers
 from edgeformer.imports.proof import unproven
 from edgeformer.imports.run import ImportOptions, reserve_name, write_language_run
-from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.decoder.gguf import LOOPED
+from edgeformer.models.decoder import LOOPED, DecoderConfig
 from edgeformer.models.decoder.model import DecoderModel
 from edgeformer.models.pretrained.source import WEIGHTS, weights_sha256
 from edgeformer.runtimes.llamacpp.library import XLLAMACPP, Llama
@@ -77,10 +74,8 @@ def import_causal_lm(source: str, options: ImportOptions, progress: Progress = S
     architecture = next(ARCHITECTURES[name] for name in document["architectures"] if name in ARCHITECTURES)
 
     # 1. Read the sizes, and refuse what is not computed.
-    try:
-        sizes = language_keys.LanguageFile.model_validate({**language_keys.DEFAULTS.get(architecture, {}), **document})
-    except ValidationError as error:
-        raise ArtifactError(f"{path}: {first_problem(error)}") from None
+    defaults = language_keys.DEFAULTS.get(architecture, {})
+    sizes = validate_file(language_keys.LanguageFile, {**defaults, **document}, path)
     for key in (key for key, is_refused in language_keys.REFUSED_KEYS.items() if is_refused(sizes)):
         raise InputError(f"{path}: {key} is set in a way that edgeformer does not compute; use another model")
     # Other keys have no effect in transformers' own classes, but may have one in code that comes with a model.
@@ -306,10 +301,7 @@ def _config(path: Path, **sizes: Any) -> DecoderConfig:
 
     Raises ArtifactError if its sizes do not fit, InputError if it takes too many tokens.
     """
-    try:
-        config = DecoderConfig(kind="decoder", exits=(), **sizes)
-    except ValidationError as error:
-        raise ArtifactError(f"{path}: {first_problem(error)}") from None
+    config = validate_file(DecoderConfig, {"kind": "decoder", "exits": (), **sizes}, path)
     if config.max_positions > _MOST_POSITIONS:
         raise InputError(f"{path}: takes {config.max_positions:,} tokens; at most {_MOST_POSITIONS:,} are supported")
     return config

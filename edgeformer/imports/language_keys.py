@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from edgeformer.data.source_folder import ConfigFile
-from edgeformer.models.decoder.gguf import LOOPED
+from edgeformer.models.decoder import LOOPED
 
 ARCHITECTURES: Mapping[str, str] = {
     "LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",

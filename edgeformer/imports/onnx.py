@@ -13,7 +13,8 @@ import json
 import re
 import shutil
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -407,29 +408,6 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
     return TensorData(inputs=axes, drawn=drawn), calls
 
 
-def _affected_by_other_rows(run: Run, data: TensorData, calls: Sequence[Mapping[str, Array]]) -> list[str]:
-    """Return the outputs whose first rows change when the rows of the last golden call follow in the same call."""
-    joined = {}
-    for name, axes in data.inputs.items():
-        axis = next((number for number, axis in enumerate(axes) if axis.takes == "batch"), None)
-        first, last = (call[f"{INPUT}{name}"] for call in (calls[0], calls[-1]))
-        joined[name] = first if axis is None else np.concatenate([first, last], axis)
-    affected = []
-    try:
-        outputs = run(joined)
-    except InputError:  # a measurement with more rows (--batch) reports it
-        return []
-    for name, output in outputs.items():
-        alone, together = calls[0][f"{OUTPUT}{name}"], np.asarray(output)
-        longer = [n for n, (a, b) in enumerate(zip(alone.shape, together.shape, strict=True)) if a < b]
-        if len(longer) == 1:
-            together = together.take(range(alone.shape[longer[0]]), longer[0])
-            error = measure_error(name, together, alone)
-            if error.relative_largest is None or error.relative_largest > _REPEAT_TOLERANCE:
-                affected.append(repr(name))
-    return affected
-
-
 def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[str, Array]]) -> BundleManifest:
     """Run a graph, of which only inputs and outputs are known, on its golden calls. Raises InputError."""
     task, calls = get_task("tensors"), list[dict[str, Array]]()
@@ -441,7 +419,24 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
             size = sum(array.nbytes for array in calls[0].values())
             if job.options.inputs is None and (len(calls) + 1) * size > _MAX_RANDOM_BYTES:
                 break
-        affected = _affected_by_other_rows(session.run, data, calls) if data.takes("batch") else []
+        # Outputs whose first rows change when the rows of the last golden call follow in the same call.
+        affected = []
+        if data.takes("batch"):
+            joined = {}
+            for name, axes in data.inputs.items():
+                place = next((number for number, axis in enumerate(axes) if axis.takes == "batch"), None)
+                first, last = (call[f"{INPUT}{name}"] for call in (calls[0], calls[-1]))
+                joined[name] = first if place is None else np.concatenate([first, last], place)
+            together: Mapping[str, Array] = {}
+            with suppress(InputError):  # a measurement with more rows (--batch) reports it
+                together = session.run(joined)
+            for name, output in together.items():
+                alone, rows = calls[0][f"{OUTPUT}{name}"], np.asarray(output)
+                longer = [n for n, (a, b) in enumerate(zip(alone.shape, rows.shape, strict=True)) if a < b]
+                if len(longer) == 1:
+                    error = measure_error(name, rows.take(range(alone.shape[longer[0]]), longer[0]), alone)
+                    if error.relative_largest is None or error.relative_largest > _REPEAT_TOLERANCE:
+                        affected.append(repr(name))
     arrays = {}
     for name in calls[0]:
         shapes = {call[name].shape for call in calls}

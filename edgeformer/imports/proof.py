@@ -151,12 +151,16 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
     def length(limit: int | None) -> int:
         return int(cut if max_length is not None or limit is None or limit > _LIBRARY_LENGTH else limit)
 
-    if version is not None and source.is_cross_encoder and recipe.task == "regression":
+    # 1. CrossEncoder
+    named = {"sentence_transformers", "sbert_ce_default_activation_function"}  # CrossEncoder saved the model
+    is_cross_encoder = source.settings.model_type == "CrossEncoder" or not named.isdisjoint(source.config)
+    if version is not None and is_cross_encoder and recipe.task == "regression":
         from sentence_transformers import CrossEncoder
 
         scorer: Any = CrossEncoder(folder, device="cpu", model_kwargs={"use_safetensors": True}, **options)
         scorer.max_seq_length = length(scorer.max_seq_length)
         return f"CrossEncoder of {_SENTENCE} {version}", {None: lambda pair: np.atleast_1d(scorer.predict(pair))}
+    # 2. SentenceTransformer
     if version is not None and source.pooling is not None and source.pooling == recipe.model.pooling:
         from sentence_transformers import SentenceTransformer
 
@@ -170,27 +174,20 @@ def _open_library(source: Source, recipe: Any, max_length: int | None) -> tuple[
                 continue  # the default is in front of all texts, and the library does not know a prompt of the user
             references[prompt] = partial(getattr(encoder, f"encode_{kind}"), show_progress_bar=False)
         return f"{_SENTENCE} {version}", references
-    return _open_transformers(source, recipe, length)
-
-
-def _open_transformers(
-    source: Source, recipe: Any, length: Callable[[int | None], int]
-) -> tuple[str, dict[str | None, Reference]]:
-    """Return the reference of transformers. ``length``: the library's limit → tokens that texts are cut to."""
+    # 3. transformers
     import torch
     import transformers
 
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    task, folder = recipe.task, str(source.folder)
+    task = recipe.task
     heads = {"embedding": "", "token-classification": "ForTokenClassification"}
     auto_model: Any = getattr(transformers, f"AutoModel{heads.get(task, 'ForSequenceClassification')}")
     model = auto_model.from_pretrained(folder, use_safetensors=True, dtype=torch.float32, **options).eval()
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    cut, names = length(tokenizer.model_max_length), inspect.signature(model.forward).parameters
+    max_tokens, names = length(tokenizer.model_max_length), inspect.signature(model.forward).parameters
     is_multi_label = model.config.problem_type == "multi_label_classification"
 
     def answer(text: Text) -> Array:
-        encoding = tokenizer(*([text] if isinstance(text, str) else text), truncation=True, max_length=cut,
+        encoding = tokenizer(*([text] if isinstance(text, str) else text), truncation=True, max_length=max_tokens,
                              return_tensors="pt")  # fmt: skip
         with torch.inference_mode():
             outputs = model(**{name: tensor for name, tensor in encoding.items() if name in names}, return_dict=True)

@@ -22,14 +22,7 @@ from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.manifest import Causality, DataSummary, ImportProof, RunManifest
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.artifacts.workspace import (
-    MODEL_FOLDER,
-    NEW_RUN,
-    RECIPE_FILE,
-    RUN_FILE,
-    TOKENIZER_FILE,
-    free_folder,
-)
+from edgeformer.artifacts.workspace import MODEL_FOLDER, NEW_RUN, RECIPE_FILE, RUN_FILE, TOKENIZER_FILE, free_folder
 from edgeformer.data.batching import TextRows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.sources import local_parts

@@ -143,9 +143,34 @@ class Writer:
 
     def __init__(self, location: Location, options: GenerateOptions) -> None:
         artifact, runtime = options.artifact or location.artifact, options.runtime
-        # 1. The model, and the loops after which a token may answer
-        model = _select_model(location, artifact)
+        name, command, has_run = location.name, location.step_command, location.run is not None
+        # 1. The model: the bundle if it holds ``artifact`` (None: any graphs that generate), else the run
+        bundle: Bundle | None = None
+        graphs = list[ArtifactManifest]()
+        if artifact != TORCH and location.bundle is not None:
+            bundle = location.open_bundle()
+            graphs = [entry for entry in bundle.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
+            if artifact is None and bundle.task.can_write and not bundle.leaks and not graphs:
+                bundle = None
+        elif artifact not in (None, TORCH):
+            raise InputError(f"--artifact {artifact}: {name} has no bundle; write it with: {command}")
+        if bundle is None and not has_run:
+            raise ArtifactError(
+                f"{location.bundle}: has no graph that writes text; export its run again with: {command}"
+            )
+        model: Bundle | Run = bundle if bundle is not None else location.open_run()
+        task = model.task
+        if not task.can_write:
+            text = " TEXT" if task.can_answer else ""
+            raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
+        if model.leaks:
+            raise InputError(
+                f"{name}: leaks future tokens, so it cannot write text: each token depends on later ones; train it "
+                "with model.causal: true"
+            )
+        # 2. The loops after which a token may answer
         if isinstance(model, Run):
+            model.require_finished()
             exits, recipe = model.exits, model.recipe
             self._max_positions, self._trained_length = recipe.model.max_positions, recipe.data.tokens_at_once
         else:
@@ -164,7 +189,7 @@ class Writer:
         self._cosine = options.cosine
         if self._cosine is not None:
             self._thresholds = {**dict.fromkeys(exits[:-1], self._cosine), exits[-1]: 0.0}
-        # 2. Its tokenizer, and what computes it
+        # 3. Its tokenizer, and what computes it
         reader = model.reader()
         self.tokenizer, self._plain = reader.tokenizer, PlainText(reader.tokenizer, reader.bounds)
         self.tokenizer_config, self.ends = model.tokenizer_config(), self._plain.bounds.ends
@@ -173,16 +198,41 @@ class Writer:
                 raise InputError(f"--runtime {runtime}: cannot run the weights of a run; use torch-cpu or torch-cuda")
             self.artifact, self._open = TORCH, partial(model.decoder, runtime)
         else:
+            # The requested artifact, or the preferred graph; only step artifacts can answer before the last loop.
             all_loops = set(self._thresholds) == {exits[-1]}
-            entry = _select_decoder(location, model, artifact, all_loops=all_loops)
+            graphs.sort(key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
+            if artifact is None:
+                chosen = next((graph for graph in graphs if all_loops or graph.role == "step"), None)
+                if chosen is None:
+                    instead = f", or write with --artifact {TORCH}" if has_run else ""
+                    raise ArtifactError(
+                        f"--exit, --confidence: {model.name} has no step artifact, which they need; write one with: "
+                        f"{command}{instead}"
+                    )
+            else:
+                chosen, why = next((entry for entry in model.artifacts if entry.id == artifact), None), ""
+                if chosen is None:
+                    why = "is no artifact of the bundle"
+                elif chosen.role not in _DECODER_ROLES:
+                    why = "reads whole texts and cannot write token by token"
+                elif not all_loops and chosen.role != "step":
+                    why = "runs all loops for every token, and --exit, --confidence and --cosine need a step artifact"
+                if chosen is None or why:
+                    # An engine is used only on request, because it does not run on every machine.
+                    engines = [entry for entry in model.built(*_DECODER_ROLES) if not entry.is_graph]
+                    ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
+                    listed = ", ".join(ids) or "nothing"
+                    raise InputError(
+                        f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}"
+                    )
             if runtime == ALL_RUNTIMES:
                 raise InputError(NAME_ONE_RUNTIME)
-            providers = (None,) if runtime is None else requested_providers(entry, runtime)
+            providers = (None,) if runtime is None else requested_providers(chosen, runtime)
             if not providers:
-                raise InputError(f"--runtime {runtime}: does not open {entry.id}; leave it out")
-            self.artifact = entry.id
-            self._open = partial(model.decoder, entry, self._thresholds, OpenOptions(providers[0]))
-        self.name = location.name
+                raise InputError(f"--runtime {runtime}: does not open {chosen.id}; leave it out")
+            self.artifact = chosen.id
+            self._open = partial(model.decoder, chosen, self._thresholds, OpenOptions(providers[0]))
+        self.name = name
 
     @cached_property
     def decoder(self) -> Decoder[Any]:
@@ -263,62 +313,6 @@ class Writer:
             if stopped is not None:
                 return
             unread = [token]
-
-
-def _select_model(location: Location, artifact: str | None) -> Bundle | Run:
-    """Return the bundle if it holds ``artifact`` (None: any graphs that generate), else the run."""
-    name, command = location.name, location.step_command
-    model: Bundle | Run | None = None
-    if artifact != TORCH and location.bundle is not None:
-        model = location.open_bundle()
-        can_write = model.task.can_write and not model.leaks
-        decoders = [entry for entry in model.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
-        if artifact is None and can_write and not decoders:
-            model = None
-    elif artifact not in (None, TORCH):
-        raise InputError(f"--artifact {artifact}: {name} has no bundle; write it with: {command}")
-    if model is None and location.run is None:
-        raise ArtifactError(f"{location.bundle}: has no graph that writes text; export its run again with: {command}")
-    model = model or location.open_run()
-    task = model.task
-    if not task.can_write:
-        text = " TEXT" if task.can_answer else ""
-        raise InputError(f"{name}: is a {task.noun} and writes no text; use: edgeformer {task.use} {name}{text}")
-    if model.leaks:
-        raise InputError(
-            f"{name}: leaks future tokens, so it cannot write text: each token depends on later ones; train it with "
-            "model.causal: true"
-        )
-    if isinstance(model, Run):
-        model.require_finished()
-    return model
-
-
-def _select_decoder(location: Location, bundle: Bundle, artifact: str | None, *, all_loops: bool) -> ArtifactManifest:
-    """Return the requested artifact, or the preferred one; only step artifacts can answer before the last loop."""
-    name, has_run = bundle.name, location.run is not None
-    command = location.step_command
-    graphs = [entry for entry in bundle.built(*_DECODER_ROLES) if entry.is_graph and not entry.trimmed]
-    graphs.sort(key=lambda graph: (_PRECISIONS.index(graph.precision), _DECODER_ROLES.index(graph.role)))
-    if artifact is None:
-        for graph in graphs:
-            if all_loops or graph.role == "step":
-                return graph
-        instead = f", or write with --artifact {TORCH}" if has_run else ""
-        raise ArtifactError(
-            f"--exit, --confidence: {name} has no step artifact, which they need; write one with: {command}{instead}"
-        )
-    # An engine is used only on request, because it does not run on every machine.
-    engines = [entry for entry in bundle.built(*_DECODER_ROLES) if not entry.is_graph]
-    ids = [*(entry.id for entry in (*graphs, *engines)), *([TORCH] if has_run else [])]
-    listed = ", ".join(ids) or "nothing"
-    entry = next((entry for entry in bundle.artifacts if entry.id == artifact), None)
-    why = "is no artifact of the bundle" if entry is None else "reads whole texts and cannot write token by token"
-    if entry is not None and entry.role in _DECODER_ROLES:
-        if all_loops or entry.role == "step":
-            return entry
-        why = "runs all loops for every token, and --exit, --confidence and --cosine need a step artifact"
-    raise InputError(f"--artifact {artifact}: {why}; give one of {listed}, or write more with: {command}")
 
 
 class TextStream:

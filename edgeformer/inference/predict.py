@@ -228,11 +228,6 @@ def open_predictor(
         yield Predictor(owner.name, candidate.id, session.provider, answering, session.run, guarantee)
 
 
-def predicts_vectors(location: Location) -> bool:
-    """Return whether its answers are vectors. Raises ArtifactError for a damaged run or bundle."""
-    return location.open_model().task.has_vectors
-
-
 def check_answerable(location: Location, confidence: Confidence, *, pairs: bool | None) -> None:
     """Raise InputError if the model cannot answer pairs of texts, or single texts (None: not yet known)."""
     owner = location.open_model()

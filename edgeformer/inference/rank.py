@@ -22,7 +22,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.data.encoding import require_unicode
 from edgeformer.data.rows import Prompted, Row, Text, join_pair, text_parts
 from edgeformer.data.unlabelled import Unlabelled
-from edgeformer.inference.predict import Predictor, open_predictor, predicts_vectors
+from edgeformer.inference.predict import Predictor, open_predictor
 from edgeformer.inference.predict_file import FileSummary, answer_file, choose_columns
 from edgeformer.run import Location, Run
 from edgeformer.tasks.arrays import Float64s
@@ -187,11 +187,11 @@ def rank_file(model: Predictor, documents: Unlabelled, options: RankOptions, pro
             return stored_units(floats, options.vectors) if measure == "cosine" else floats
 
         query_vectors = stored(query_answers, VectorStore(options.vectors))
-
-        def similarities_with(answers: list[Any]) -> Float64s:
-            return similarities(stored(answers, store), query_vectors, "dot" if measure == "cosine" else measure)
-
-        summary = rank(with_document, documents, similarities_with, range(len(queries)))
+        compared_by: Similarity = "dot" if measure == "cosine" else measure
+        summary = rank(
+            with_document, documents, lambda answers: similarities(stored(answers, store), query_vectors, compared_by),
+            range(len(queries)),
+        )  # fmt: skip
     # 3. Number the best
     if summary.errors == summary.rows:
         raise DataError(
@@ -221,17 +221,12 @@ class Similarities:
     measure: Similarity  # by which the model's vectors are compared
     similarities: list[list[float]]
 
-    @property
-    def texts(self) -> list[str]:
-        """The texts that were compared."""
-        return [str(prediction["text"]) for prediction in self.predictions]
-
 
 def compare_texts(
     location: Location, texts: Sequence[str], artifact: str | None = None, runtime: str | None = None
 ) -> Similarities:
     """Compute the vectors of texts and their similarities. Raises InputError for the texts or the model."""
-    if not predicts_vectors(location):
+    if not location.open_model().task.has_vectors:
         raise InputError(f"{location.name}: the model computes no vectors of texts; use an embedding model")
     with open_predictor(location, artifact, runtime=runtime, texts=texts) as model:
         answers: list[Any] = model.answer(texts)  # TextVector: the task's predictions are vectors

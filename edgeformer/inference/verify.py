@@ -14,7 +14,7 @@ from edgeformer.artifacts.bundle_files import TARGETS_FILE, FileCheck, TargetRec
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of, write_json
 from edgeformer.artifacts.golden import GoldenError
-from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, Precision
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REPORTS_FOLDER
@@ -142,9 +142,26 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         return because(error, "damaged")
     except EdgeformerError as error:
         return because(error, "failed")
-    # 3. Compare its outputs, and measure its memory
+    # 3. Compare its outputs. Export judged INT8 by its task score, which needs the data set; here it must be about as
+    # close to torch as there.
     rounded = artifact.rounded.get(used_provider) if rounds else None
-    tolerance, problem = _compare(parity, artifact.parity if rounded is None else rounded.parity)
+    recorded = artifact.parity if rounded is None else rounded.parity
+    tolerance: str | None = None
+    problem = out_of_tolerance(parity)
+    if parity.tolerance is not None:
+        tolerance = f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}"
+    elif recorded is None or recorded.max_abs_error is None or recorded.top1_agreement is None:
+        problem = problem or "bundle.json records no error from export; export the run again"
+    elif parity.max_abs_error is not None and parity.top1_agreement is not None:
+        spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
+        max_error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * spread
+        min_agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ALLOWED_ROWS / parity.n)
+        tolerance, problem = f"error ≤ {max_error:.1e}, agreement ≥ {min_agreement:.1%}", None
+        if parity.max_abs_error > max_error:
+            at_export = f"({recorded.max_abs_error:.2g} at export)"
+            problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} {at_export}"
+        elif parity.top1_agreement < min_agreement:
+            problem = f"agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
     if parity.tolerance is None and lacks_parity(artifact):  # INT8 that export could not run: judged as export would
         tolerance = "score on the golden inputs"
         scores = {"score": golden_score(bundle, artifact, outputs)}
@@ -155,6 +172,7 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         "status": "failed" if problem else "verified",
         "reason": problem,
     }
+    # 4. Measure its memory
     if artifact.sharing is not None:
         memory = measure_resident(bundle, [artifact], used_provider)[artifact.id]
         sharing = artifact.sharing.model_copy(update={"resident_bytes": memory.bytes})
@@ -163,28 +181,6 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         else:
             update["notes"] = (*notes, f"memory was not measured: {memory.reason}")
     return check.model_copy(update=update)
-
-
-def _compare(parity: Parity, recorded: Parity | None) -> tuple[str | None, str | None]:
-    """Return the tolerance on this machine, and the problem if there is one. ``recorded``: measured at export.
-
-    Export judged INT8 by its task score, which needs the data set; here it must be about as close to torch as there.
-    """
-    if parity.tolerance is not None:
-        return f"{parity.tolerance_kind} error ≤ {parity.tolerance:.0e}", out_of_tolerance(parity)
-    if recorded is None or recorded.max_abs_error is None or recorded.top1_agreement is None:
-        return None, out_of_tolerance(parity) or "bundle.json records no error from export; export the run again"
-    if parity.max_abs_error is None or parity.top1_agreement is None:
-        return None, out_of_tolerance(parity)
-    spread = parity.max_abs_error / parity.relative_error if parity.relative_error else 0.0
-    max_error = INT8_ERROR_FACTOR * recorded.max_abs_error + FP16_RELATIVE * spread
-    min_agreement = recorded.top1_agreement - max(INT8_AGREEMENT_LOSS, _ALLOWED_ROWS / parity.n)
-    problem = None
-    if parity.max_abs_error > max_error:
-        problem = f"error {parity.max_abs_error:.2g} is above {max_error:.2g} ({recorded.max_abs_error:.2g} at export)"
-    elif parity.top1_agreement < min_agreement:
-        problem = f"agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
-    return f"error ≤ {max_error:.1e}, agreement ≥ {min_agreement:.1%}", problem
 
 
 def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:

@@ -73,7 +73,8 @@ def _shortened(line: str) -> str:
 
 def similarity_table(name: str, similarities: Similarities) -> TerminalTable[Any]:
     """Return the similarities of texts; ``name``: the run's or bundle's."""
-    title, texts, pairs = f"{name} · {similarities.artifact}", similarities.texts, similarities.similarities
+    title, pairs = f"{name} · {similarities.artifact}", similarities.similarities
+    texts = [str(prediction["text"]) for prediction in similarities.predictions]
     rows: list[dict[str, Any]] = []
     columns: TableColumns[dict[str, Any]]
     if len(texts) == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,6 +60,7 @@ class ModuleBuilder(Builder):
         step: text of the progress bar, with the artifact's id.
         not_run: why parity is not measured on a machine that cannot run the files.
         no_caches: why decode graphs are refused.
+        fp16_note: note for an export with ``--fp16``; None: the files are in FP16.
     """
 
     package: OptionalPackage
@@ -67,6 +69,7 @@ class ModuleBuilder(Builder):
     step: str
     not_run: str
     no_caches: str
+    fp16_note: str | None = None
 
     @abstractmethod
     def write(
@@ -86,48 +89,49 @@ class ModuleBuilder(Builder):
         return Target(self.formats[0], precision=precision)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        has_int8 = any(graph.precision == "int8" for graph in job.graphs)
-        for precision in self.endings:
-            if precision != "int8" or has_int8:
-                for graph in full_text_graphs(job, "fp32"):
-                    yield self._build(graph, precision, job)
+        if self.fp16_note is not None and any(graph.precision == "fp16" for graph in job.graphs):
+            job.note(self.fp16_note)
+        graphs, has_int8 = full_text_graphs(job, "fp32"), any(graph.precision == "int8" for graph in job.graphs)
+        length = min(job.max_length, job.max_positions)
+        precisions = [precision for precision in self.endings if precision != "int8" or has_int8]
+        for precision, graph in itertools.product(precisions, graphs):
+            parity = unmeasured_parity(graph, self.not_run, precision)
+            entry = initial_entry(graph, self.formats[0], precision, parity=parity)
+            try:
+                module = job.module(graph)
+            except EdgeformerError as error:
+                yield entry.model_copy(update={"status": "unavailable", "reason": str(error), "parity": None})
+                continue
+            file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}{self.endings[precision]}"
+            start_s = time.perf_counter()
+            try:
+                with bar(job.progress, self.step.format(entry.id), None):
+                    names = tuple(graph.inputs), tuple(graph.outputs) or ("logits",)
+                    stored = self.write(module, *names, length, job.bundle / file, precision)
+            except EdgeformerError as error:
+                yield entry.model_copy(update={"reason": str(error)})
+                continue
+            unique = sum(parameter.numel() for parameter in module.parameters())
+            if graph.sharing is not None:  # an exit does not need every parameter of the model
+                unique = graph.sharing.unique_parameters
+            engine = EngineBuild(
+                builder=f"{self.package.name} {installed_version(self.package.name)}",
+                seconds=round(time.perf_counter() - start_s, 2),
+                checked_by="size",
+                weight_bytes=stored.weight_bytes,
+                graph_bytes=(job.bundle / str(graph.file)).stat().st_size,
+                shapes=dict.fromkeys(graph.inputs, ((1, 1), (1, min(_EXAMPLE_LENGTH, length)), (MAX_BATCH, length))),
+                **stored.engine,
+            )
+            sharing = Sharing(
+                unique_parameters=unique, stored_parameters=stored.parameters, constant_elements=stored.constants,
+                weight_bytes=stored.weight_bytes,
+            )  # fmt: skip
+            fields = {"engine": engine, "quantized": stored.quantized, "sharing": sharing}
+            yield built_entry(entry, job.bundle, file, self.distributions, **fields)
         for graph in job.graphs:
             if graph.role == "decode" and graph.precision == "fp32" and not graph.trimmed:
                 yield initial_entry(graph, self.formats[0], next(iter(self.endings)), reason=self.no_caches)
-
-    def _build(self, graph: ArtifactManifest, precision: Precision, job: BuildJob) -> ArtifactManifest:
-        parity = unmeasured_parity(graph, self.not_run, precision)
-        entry = initial_entry(graph, self.formats[0], precision, parity=parity)
-        try:
-            module = job.module(graph)
-        except EdgeformerError as error:
-            return entry.model_copy(update={"status": "unavailable", "reason": str(error), "parity": None})
-        file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}{self.endings[precision]}"
-        length, start_s = min(job.max_length, job.max_positions), time.perf_counter()
-        try:
-            with bar(job.progress, self.step.format(entry.id), None):
-                names = tuple(graph.inputs), tuple(graph.outputs) or ("logits",)
-                stored = self.write(module, *names, length, job.bundle / file, precision)
-        except EdgeformerError as error:
-            return entry.model_copy(update={"reason": str(error)})
-        unique = sum(parameter.numel() for parameter in module.parameters())
-        if graph.sharing is not None:  # an exit does not need every parameter of the model
-            unique = graph.sharing.unique_parameters
-        engine = EngineBuild(
-            builder=f"{self.package.name} {installed_version(self.package.name)}",
-            seconds=round(time.perf_counter() - start_s, 2),
-            checked_by="size",
-            weight_bytes=stored.weight_bytes,
-            graph_bytes=(job.bundle / str(graph.file)).stat().st_size,
-            shapes=dict.fromkeys(graph.inputs, ((1, 1), (1, min(_EXAMPLE_LENGTH, length)), (MAX_BATCH, length))),
-            **stored.engine,
-        )
-        sharing = Sharing(
-            unique_parameters=unique, stored_parameters=stored.parameters, constant_elements=stored.constants,
-            weight_bytes=stored.weight_bytes,
-        )  # fmt: skip
-        fields = {"engine": engine, "quantized": stored.quantized, "sharing": sharing}
-        return built_entry(entry, job.bundle, file, self.distributions, **fields)
 
 
 def export_program(module: Any, inputs: Sequence[str], length: int) -> Any:

@@ -204,28 +204,23 @@ class Builder(ABC):
 
 
 @contextmanager
-def silent_libraries() -> Iterator[None]:
-    """Hide warnings, log messages and progress bars of converters and quantizers."""
-    disabled = logging.root.manager.disable
-    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-        warnings.simplefilter("ignore")
-        logging.disable(logging.WARNING)
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
-
-
-@contextmanager
 def converting(problem: str) -> Iterator[None]:
-    """Hide what a converter prints. Raises EdgeformerError with ``problem`` and the converter's reason."""
+    """Hide what a converter prints, logs and warns of.
+
+    Raises EdgeformerError with ``problem`` and the converter's reason.
+    """
+    disabled = logging.root.manager.disable
     try:
-        with silent_libraries():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            logging.disable(logging.WARNING)
             yield
     except (OSError, MemoryError, EdgeformerError):
         raise
     except Exception as error:  # errors of torch.export and of converters share no base class
         raise EdgeformerError(f"{problem}: {type(error).__name__}: {reason_of(error)}") from error
+    finally:
+        logging.disable(disabled)
 
 
 def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManifest]:

@@ -65,20 +65,6 @@ class _Request(RequestMessage):
                 raise ValueError(f"{key}: only {_NEUTRAL[key][0]} is supported; leave it out")
         return {key: value for key, value in document.items() if key not in _NEUTRAL}
 
-    @property
-    def stop_texts(self) -> list[str]:
-        """The texts of ``stop``. Raises RefusedError: too many, or an empty one."""
-        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(texts) > 16 or "" in texts:
-            raise RefusedError(400, "stop: give at most 16 texts, none of them empty", param="stop")
-        return texts
-
-    @property
-    def sampling(self) -> Sampling:
-        """How tokens are chosen; without ``seed`` a different text each time."""
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        return Sampling(1.0 if self.temperature is None else self.temperature, self.top_k, self.top_p, seed)
-
 
 class CompletionRequest(_Request):
     """A text to continue."""
@@ -274,27 +260,49 @@ class CompletionService(Service):
         return ErrorMessage(error=facts).model_dump()
 
     async def answer(self, request: Request, body: bytes) -> Response:
-        # 1. Read the request, and the tokens of its prompt or chat
+        # 1. Read the request
         is_chat = request.url.path == "/v1/chat/completions"
         kind: type[CompletionRequest | ChatRequest] = ChatRequest if is_chat else CompletionRequest
         content = read_message(kind, body, 400, most_problems=1)
         if content.model not in (None, self.name):
             message = f"model: this server has no {content.model!r}; use {self.name!r}"
             raise RefusedError(404, message, param="model", code="model_not_found")
-        stop, sampling, requested = content.stop_texts, content.sampling, content.max_tokens
-        default = None if is_chat else DEFAULT_COMPLETION_TOKENS
+        stop = [content.stop] if isinstance(content.stop, str) else content.stop or []
+        if len(stop) > 16 or "" in stop:
+            raise RefusedError(400, "stop: give at most 16 texts, none of them empty", param="stop")
+        temperature = 1.0 if content.temperature is None else content.temperature
+        seed = secrets.randbits(32) if content.seed is None else content.seed  # a different text each time
+        sampling = Sampling(temperature, content.top_k, content.top_p, seed)
+        requested, default = content.max_tokens, None if is_chat else DEFAULT_COMPLETION_TOKENS
+        # 2. Check the prompt, or the messages of the chat
         param = "messages" if is_chat else "prompt"
+        if isinstance(content, CompletionRequest):
+            texts = [content.prompt] if isinstance(content.prompt, str) else content.prompt
+            if len(texts) != 1:
+                raise RefusedError(400, f"prompt: has {len(texts)} texts; send one text per request", param=param)
+        elif self._template is None:
+            message = f"{self._no_chat}; use /v1/completions, or start the server with --chat-template FILE"
+            raise RefusedError(400, message, code="no_chat_template")
+        else:
+            texts = [message.text for message in content.messages]
+        characters, limit = sum(map(len, texts)), self._limits.characters
+        if characters > limit:
+            message = f"{param}: has {characters:,} characters, and the limit is {limit:,}; shorten it"
+            raise RefusedError(400, message, param=param)
+        for number, text in enumerate(texts if is_chat else ()):
+            # In the model's text such a token begins or ends a message.
+            token = next((token for token in self._special if token in text), None)
+            if token is not None:
+                name = f"messages.{number}.content"
+                raise RefusedError(400, f"{name}: has the special token {token!r}; remove it", param=name)
+        # 3. Encode it
         try:
             if isinstance(content, ChatRequest):
-                ids = self._writer.encode_chat(self._render(content.messages))
+                assert self._template is not None
+                ids = self._writer.encode_chat(self._template.render(content.messages))
                 requested = requested or content.max_completion_tokens
             else:
-                prompts = [content.prompt] if isinstance(content.prompt, str) else content.prompt
-                if len(prompts) != 1:
-                    message = f"prompt: has {len(prompts)} texts; send one text per request"
-                    raise RefusedError(400, message, param="prompt")
-                self._check_length("prompt", len(prompts[0]))
-                ids = self._writer.encode(prompts[0])
+                ids = self._writer.encode(texts[0])
             max_tokens, _ = self._writer.token_limit(ids, requested, default)
         except RefusedError:
             raise
@@ -302,7 +310,7 @@ class CompletionService(Service):
             message = str(error).replace("--max-tokens", "max_tokens")
             param = "max_tokens" if message.startswith("max_tokens") else param
             raise RefusedError(400, message, param=param, code="context_length_exceeded") from None
-        # 2. Write, and send all of it or its pieces
+        # 4. Write, and send all of it or its pieces
         pieces = self.queue.write(ids, max_tokens, sampling, stop)
         frame = _Frame(self.name, len(ids), is_chat=is_chat)
         if not content.stream:
@@ -326,8 +334,11 @@ class CompletionService(Service):
                     yield frame.event([{"index": 0, "delta": delta, "finish_reason": None}])
                 count, piece = 1, first
                 while True:
-                    if chunk := frame.chunk(piece):
-                        yield chunk
+                    reason = _finish_reason(piece)
+                    if piece.text or reason is not None:
+                        delta = {"content": piece.text} if piece.text else {}
+                        content: dict[str, Any] = {"delta": delta} if frame.is_chat else {"text": piece.text}
+                        yield frame.event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
                     if piece.stopped is not None:
                         break
                     count, piece = count + 1, await anext(pieces)
@@ -336,26 +347,6 @@ class CompletionService(Service):
             except EdgeformerError as error:
                 yield _event(self.error(500, str(error)))
         yield "data: [DONE]\n\n"
-
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        """Return a chat as the text in front of its next message. Raises RefusedError."""
-        if self._template is None:
-            message = f"{self._no_chat}; use /v1/completions, or start the server with --chat-template FILE"
-            raise RefusedError(400, message, code="no_chat_template")
-        texts = [message.text for message in messages]
-        self._check_length("messages", sum(map(len, texts)))
-        for number, text in enumerate(texts):
-            # In the model's text such a token begins or ends a message.
-            token = next((token for token in self._special if token in text), None)
-            if token is not None:
-                name = f"messages.{number}.content"
-                raise RefusedError(400, f"{name}: has the special token {token!r}; remove it", param=name)
-        return self._template.render(messages)
-
-    def _check_length(self, name: str, characters: int) -> None:
-        if characters > (limit := self._limits.characters):
-            message = f"{name}: has {characters:,} characters, and the limit is {limit:,}; shorten it"
-            raise RefusedError(400, message, param=name)
 
 
 class _Frame:
@@ -375,14 +366,6 @@ class _Frame:
             return ChatCompletion(**self._facts, choices=[choice], usage=usage).model_dump()
         choices = [CompletionChoice(text=text, finish_reason=reason)]
         return Completion(**self._facts, choices=choices, usage=usage).model_dump()
-
-    def chunk(self, piece: TextPiece) -> str:
-        """Return the event of a piece, or nothing if it has no text."""
-        reason = _finish_reason(piece)
-        if not piece.text and reason is None:
-            return ""
-        content = {"delta": {"content": piece.text} if piece.text else {}} if self.is_chat else {"text": piece.text}
-        return self.event([{"index": 0, **content, "logprobs": None, "finish_reason": reason}])
 
     def usage(self, count: int) -> Usage:
         """Return the token counts of a text with ``count`` new tokens."""

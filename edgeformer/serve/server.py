@@ -307,9 +307,6 @@ def application(
     async def show_metrics(_: Request) -> Response:
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
-    async def describe(_: Request) -> Response:
-        return JSONResponse(openapi(service, limits))
-
     async def page(_: Request) -> Response:
         template = Environment(
             loader=PackageLoader("edgeformer.serve", "page"), autoescape=True, keep_trailing_newline=True
@@ -323,15 +320,15 @@ def application(
         return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     async def document(request: Request) -> Response:
-        return JSONResponse(service.documents[request.url.path])
+        path = request.url.path
+        return JSONResponse(openapi(service, limits) if path == "/openapi.json" else service.documents[path])
 
     # 3. Their routes
     routes = [
         *(Route(path, Post(), methods=["POST"]) for path in service.posts),
         Route("/healthz", health),
         Route("/metrics", show_metrics),
-        Route("/openapi.json", describe),
-        *(Route(path, document) for path in service.documents),
+        *(Route(path, document) for path in ("/openapi.json", *service.documents)),
         Route("/", page),
         *(Route(f"/{name}", part_of_page) for name in ("page.css", "show.js", "server.js", f"{service.page}.js")),
     ]

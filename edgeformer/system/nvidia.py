@@ -55,7 +55,8 @@ def gpus() -> list[Gpu]:
     """Return the cards that NVML lists; empty without cards, or where NVML is not installed or does not start."""
     cards = []
     with _nvml() as ask:
-        for index, handle in enumerate(_handles(ask)):
+        for index in range(int(ask("nvmlDeviceGetCount") or 0)):
+            handle = ask("nvmlDeviceGetHandleByIndex", index)
             memory = ask("nvmlDeviceGetMemoryInfo", handle)
             capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
             name, uuid = ask("nvmlDeviceGetName", handle) or "unknown NVIDIA card", ask("nvmlDeviceGetUUID", handle)
@@ -63,10 +64,6 @@ def gpus() -> list[Gpu]:
             version = ".".join(map(str, capability)) if capability is not None else None
             cards.append(Gpu(index, str(name), str(uuid or ""), memory_bytes, version))
     return cards
-
-
-def _handles(ask: Ask) -> list[Any]:
-    return [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
 
 
 def driver_version() -> str | None:
@@ -83,7 +80,8 @@ def process_memory_bytes(pid: int) -> int | None:
     another process id.
     """
     with _nvml() as ask:
-        lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in _handles(ask) if card is not None]
+        handles = [ask("nvmlDeviceGetHandleByIndex", index) for index in range(int(ask("nvmlDeviceGetCount") or 0))]
+        lists = [ask("nvmlDeviceGetComputeRunningProcesses", card) or [] for card in handles if card is not None]
     readings = [process.usedGpuMemory for processes in lists for process in processes if process.pid == pid]
     sizes = [int(used) for used in readings if used is not None]
     return sum(sizes) if sizes else None

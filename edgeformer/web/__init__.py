@@ -1,4 +1,4 @@
-"""Publish a bundle as a static page that runs and measures its models in a browser."""
+"""Publish a bundle as a static page that runs and measures its models in a browser, with a manifest for its scripts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import re
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pydantic import Field
 
 from edgeformer.artifacts import report
+from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.golden import TOKEN_TYPES
@@ -29,24 +31,14 @@ from edgeformer.data.encoding import states_types
 from edgeformer.runtimes import provider_facts
 from edgeformer.runtimes.decoder import present_name
 from edgeformer.runtimes.session import PAST
-from edgeformer.runtimes.web.libraries import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
+from edgeformer.runtimes.web import CDN, RUNTIMES, TOKENIZER_LIBRARY, WASM, WEBGPU, LibraryFile, find_local
 from edgeformer.system.host import code_version, now
 from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks import RowSource
-from edgeformer.web.manifest import (
-    SITE_FILE,
-    LeftOut,
-    PageArtifact,
-    PageCache,
-    PageFile,
-    PageManifest,
-    PageProvider,
-    PageReader,
-    PageWeights,
-    PageWriting,
-)
 
+SITE_FILE = "site.json"
+"""Manifest of a page: a :class:`PageManifest`, read by its JavaScript."""
 _MAX_WRITING_BYTES = 200_000_000
 """Largest decode graph of a page, which the browser downloads and keeps in memory."""
 _CACHE = re.compile(r"(float32|float16)\[batch, (.*)\]")
@@ -54,6 +46,120 @@ DEFAULT_SHAPES = ((1, 16), (1, 128))
 _TEMPLATE = "index.html"
 # Threads need an isolated page. Hosts that read this file (Netlify, Cloudflare Pages) send the headers for it.
 _HEADERS = "/*\n  Cross-Origin-Opener-Policy: same-origin\n  Cross-Origin-Embedder-Policy: require-corp\n"
+
+
+class PageFile(Frozen):
+    """A file that the page downloads. The browser refuses one with another checksum."""
+
+    url: str = Field(description="relative to the page, or an absolute URL")
+    integrity: str = Field(description="subresource integrity: sha256-… or sha384-…")
+    size_bytes: int
+
+
+class PageWeights(Frozen):
+    """External weights of a graph."""
+
+    name: str = Field(description="file name in the graph")
+    file: PageFile
+
+
+class PageReader(Frozen):
+    """Tokenizer of the model, and real inputs to measure with."""
+
+    tokenizer: PageFile | None = Field(None, description="tokenizer.json; None: the page takes no text")
+    config: PageFile | None = Field(None, description="tokenizer_config.json")
+    golden: PageFile = Field(description="JSON: `rows`, the token ids of each golden input without padding")
+    max_tokens: int = Field(description="longest text in tokens, special tokens included")
+    suffix: int = Field(0, description="special tokens at the end of a text, kept by truncation")
+    types: bool = Field(False, description="the tokenizer states token types other than 0")
+
+
+class PageCache(Frozen):
+    """Keys, values or convolution inputs of earlier tokens: an output of a decode graph that is its next input."""
+
+    input: str
+    output: str
+    type: Literal["float32", "float16"]
+    shape: tuple[int, ...] = Field(description="for one text without tokens")
+
+
+class PageArtifact(Frozen):
+    """A graph of the bundle."""
+
+    id: str
+    precision: str
+    role: Literal["full", "exit", "decode"] = Field(description="decode: writes texts, and is not measured")
+    exit: int | None = None
+    size_bytes: int
+    graph: PageFile
+    weights: tuple[PageWeights, ...] = ()
+    masked: bool = Field(description="the graph takes attention_mask beside input_ids")
+    typed: bool = Field(False, description="the graph takes token_type_ids beside input_ids")
+    positions: bool = Field(False, description="decode graphs: takes position_ids beside input_ids")
+    caches: tuple[PageCache, ...] = ()
+    reader: str = Field(description="key of `readers`")
+
+
+class PageWriting(Frozen):
+    """How a language model writes."""
+
+    boundary: int = Field(description="token in front of an empty text without `begin`")
+    begin: tuple[int, ...] = Field(description="tokens in front of a text")
+    ends: tuple[int, ...] = Field(description="tokens that end a text")
+
+
+class PageProvider(Frozen):
+    """Execution provider in the browser, and the library files that it needs."""
+
+    name: str = Field(description="name in ONNX Runtime Web")
+    label: str
+    short: str = Field(description="label for tables")
+    script: PageFile
+    glue: PageFile
+    binary: PageFile
+    counts_threads: bool
+
+
+class LeftOut(Frozen):
+    """Artifact that a browser cannot run, or that was not requested."""
+
+    artifact: str
+    reason: str
+
+
+class PageManifest(Frozen):
+    """Contents of site.json."""
+
+    format: Literal["edgeformer-page"] = "edgeformer-page"
+    format_version: Literal[1] = 1
+    run: str
+    noun: str = Field(description="kind of model: classifier, language model…")
+    parameters: int
+    created: str
+    code_version: str
+    bundle: str
+    synthetic: bool
+    leaks: bool
+    cautions: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = Field(None, description="None: the page takes no text")
+    pieces: Literal["first", "all"] | None = Field(
+        None, description="token classifiers, whose `labels` are classes of tokens: tokens of a word that count"
+    )
+    thresholds: dict[str, float] | None = Field(None, description="label → least probability; None: likeliest label")
+    pairs: bool = Field(False, description="the model reads pairs of texts")
+    silent: str | None = Field(None, description="reason why the page takes no text")
+    writing: PageWriting | None = Field(None, description="language models with decode graphs")
+    readers: dict[str, PageReader]
+    artifacts: tuple[PageArtifact, ...]
+    left_out: tuple[LeftOut, ...] = ()
+    providers: tuple[PageProvider, ...]
+    tokenizers: PageFile | None = Field(None, description="tokenizer library")
+    versions: dict[str, str] = Field(description="library → version")
+    offline: bool = Field(description="the libraries are in the page's folder")
+    shapes: tuple[tuple[int, int], ...] = Field(description="(batch size, tokens) of the first measurements")
+    max_positions: int | None = None
+    rules: dict[str, Any] = Field(description="measurement rules of the page")
+    subject: Subject
 
 
 @dataclass(frozen=True)
@@ -86,37 +192,8 @@ def publish(
             read_manifest(PageManifest, output / SITE_FILE)
         except ArtifactError as error:
             raise InputError(f"-o {output}: its {SITE_FILE} is damaged ({error}); choose another folder") from None
-    selected, left_out = _select_artifacts(bundle, options, artifact)
-    longest = bundle.manifest.max_positions
-    for _, seq in options.shapes:
-        if longest is not None and seq > longest:
-            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
-    judged = bundle.task.max_call_tokens(longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
-    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
-    with lock_path(output):
-        remove_leftovers(output)
-        with replacing_folder(output) as temporary:
-            builder = _PageBuilder(temporary, bundle, options.libraries)
-            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
-            write_json(temporary / SITE_FILE, manifest)
-            for asset in package_files("edgeformer.web").joinpath("site").iterdir():
-                if asset.name.endswith((".js", ".css")):
-                    (temporary / asset.name).write_bytes(asset.read_bytes())
-            loader = PackageLoader("edgeformer.web", "site")
-            page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
-            hosts = "" if manifest.offline else f" {CDN}"
-            html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
-            write_text(temporary / _TEMPLATE, html)
-            write_text(temporary / "_headers", _HEADERS)
-    for entry in left_out:
-        progress.message(f"{entry.artifact} is left out of the page: {entry.reason}")
-    return manifest
 
-
-def _select_artifacts(
-    bundle: Bundle, options: PageOptions, artifact: str | None
-) -> tuple[list[ArtifactManifest], tuple[LeftOut, ...]]:
-    """Return the artifacts of the page, and why the others are left out: a browser cannot run them in one call."""
+    # 1. Select the artifacts, and say why the others are left out: a browser cannot run them in one call
     if not isinstance(bundle.task, RowSource):
         raise InputError(f"{bundle.name}: is a {bundle.task.noun}, and a page needs a model that reads text")
     if bundle.leaks and not options.allow_leak:
@@ -153,7 +230,35 @@ def _select_artifacts(
     if not selected:
         listed = "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "its bundle has no artifacts"
         raise InputError(f"{bundle.name}: no artifact runs in a browser: {listed}; export the run again")
-    return selected, tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
+    left_out = tuple(LeftOut(artifact=name, reason=reason) for name, reason in refused.items())
+
+    # 2. Choose the shapes of the first measurements
+    longest = bundle.manifest.max_positions
+    for _, seq in options.shapes:
+        if longest is not None and seq > longest:
+            raise InputError(f"--seq {seq}: {bundle.name!r} takes at most {longest} tokens; give a smaller number")
+    judged = bundle.task.max_call_tokens(longest, bundle.manifest.max_length)  # profile REPORT.json needs this shape
+    defaults = dict.fromkeys((batch, min(seq, judged or seq)) for batch, seq in DEFAULT_SHAPES)
+
+    # 3. Write the page
+    with lock_path(output):
+        remove_leftovers(output)
+        with replacing_folder(output) as temporary:
+            builder = _PageBuilder(temporary, bundle, options.libraries)
+            manifest = builder.build(selected, left_out, options.providers, options.shapes or tuple(defaults))
+            write_json(temporary / SITE_FILE, manifest)
+            for asset in package_files("edgeformer.web").joinpath("site").iterdir():
+                if asset.name.endswith((".js", ".css")):
+                    (temporary / asset.name).write_bytes(asset.read_bytes())
+            loader = PackageLoader("edgeformer.web", "site")
+            page = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template(_TEMPLATE)
+            hosts = "" if manifest.offline else f" {CDN}"
+            html = page.render(title=visible(manifest.run), noun=manifest.noun, hosts=hosts)
+            write_text(temporary / _TEMPLATE, html)
+            write_text(temporary / "_headers", _HEADERS)
+    for entry in left_out:
+        progress.message(f"{entry.artifact} is left out of the page: {entry.reason}")
+    return manifest
 
 
 @dataclass
@@ -231,7 +336,27 @@ class _PageBuilder:
                     caches=caches,
                 )
             )
-        # 4. The manifest, which copies tokenizers and golden inputs, too
+        # 4. Golden inputs and, if the page reads texts, tokenizers
+        readers: dict[str, PageReader] = {}
+        for artifact in selected:
+            prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
+            rows = [row.tolist() for row in bundle.golden(artifact).texts()]
+            golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
+            reader = PageReader(golden=golden, max_tokens=bundle.data.tokens_at_once)
+            if reads:
+                config = f"{prefix}tokenizer_config.json"
+                has_config = config in bundle.contents.checksums
+                tokenizer = bundle.reader(artifact).tokenizer
+                special = tokenizer.encode("a").special_tokens_mask
+                update = {
+                    "tokenizer": self._copy(f"{prefix}{TOKENIZER_FILE}"),
+                    "config": self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
+                    "suffix": special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
+                    "types": states_types(tokenizer, pairs=True),
+                }
+                reader = reader.model_copy(update=update)
+            readers[artifact.companions] = reader
+        # 5. The manifest
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
             run=manifest.run,
@@ -249,7 +374,7 @@ class _PageBuilder:
             pairs=task.can_answer and task.answerer.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
             writing=writing,
-            readers={artifact.companions: self._reader(artifact, reads=reads) for artifact in selected},
+            readers=readers,
             artifacts=tuple(artifacts),
             left_out=left_out,
             providers=page_providers,
@@ -269,27 +394,6 @@ class _PageBuilder:
                 "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
             subject=Subject.of(manifest, selected),
-        )
-
-    def _reader(self, artifact: ArtifactManifest, *, reads: bool) -> PageReader:
-        """Copy an artifact's golden inputs and, if the page reads texts, its tokenizer."""
-        prefix = "" if artifact.companions == "." else f"{artifact.companions}/"
-        rows = [row.tolist() for row in self.bundle.golden(artifact).texts()]
-        golden = self._write(f"model/{prefix}golden.json", json.dumps({"rows": rows}).encode())
-        max_tokens = self.bundle.data.tokens_at_once
-        if not reads:
-            return PageReader(golden=golden, max_tokens=max_tokens)
-        config = f"{prefix}tokenizer_config.json"
-        has_config = config in self.bundle.contents.checksums
-        tokenizer = self.bundle.reader(artifact).tokenizer
-        special = tokenizer.encode("a").special_tokens_mask
-        return PageReader(
-            tokenizer=self._copy(f"{prefix}{TOKENIZER_FILE}"),
-            config=self._copy(config) if has_config else self._write(f"model/{config}", b"{}"),
-            golden=golden,
-            max_tokens=max_tokens,
-            suffix=special[::-1].index(0) if 0 in special else 0,  # special tokens after the text
-            types=states_types(tokenizer, pairs=True),
         )
 
     def _library(self, file: LibraryFile) -> PageFile:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from edgeformer.models.blocks.causal import document_mask
+from edgeformer.models.blocks.causal import attention_arguments
 from edgeformer.models.blocks.segments import FLASH_ATTN, VARLEN, Segments, kernel_problems
 from edgeformer.models.crt.model import CausalAttention
 
@@ -57,7 +57,7 @@ def test_packed_documents_attend_as_if_they_were_alone() -> None:
     x = torch.randn(1, sum(lengths), 64, device="cuda", dtype=torch.bfloat16)
     positions = torch.cat([torch.arange(length) for length in lengths])[None].cuda()
     with torch.no_grad():
-        packed = layer(x, document_mask(positions))
+        packed = layer(x, attention_arguments(positions)[1])
         alone = torch.cat([layer(part) for part in x.split(lengths, dim=1)], dim=1)
     assert torch.allclose(packed, alone, atol=2e-2)
 

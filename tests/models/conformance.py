@@ -34,9 +34,9 @@ from edgeformer.models.blocks.layers import fp16_copy
 from edgeformer.models.blocks.tracing import Exits, Graphs, extract_outputs, state_name
 from edgeformer.models.distillation import Losses
 from edgeformer.models.weights import load_model, save_model
-from edgeformer.runtimes.decoder import StepSession, decode_windows
+from edgeformer.runtimes.decoder import Decoder, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.torch.session import torch_decoder
+from edgeformer.runtimes.torch.session import TorchEngine
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.tasks.early_exit import exit_logits
 from edgeformer.training.plan.memory import predict_peak
@@ -375,7 +375,7 @@ def check_decoding(case: Case, folder: Path) -> None:
     inputs = case.inputs(2, 16)
     ids, expected = inputs["input_ids"], torch_outputs(case, inputs)
     for exit_ in case.exits:
-        decoder: Any = torch_decoder(case.adapter.decoder(case.model))  # type: ignore[no-untyped-call]
+        decoder: Any = Decoder(TorchEngine(case.adapter.decoder(case.model)))  # type: ignore[no-untyped-call]
         for position in range(ids.shape[1]):
             decoder.read_rows(ids[:, position : position + 1])
             decoder.advance(exit_)

@@ -17,12 +17,12 @@ from torch import Tensor
 from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
 from edgeformer.models.blocks.layers import fp16_copy
-from edgeformer.models.blocks.tracing import GraphSpec, export_graph
-from edgeformer.models.crt.adapter import compose_decode, piece_specs
+from edgeformer.models.blocks.tracing import GraphSpec
+from edgeformer.models.crt.adapter import ADAPTER, piece_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.torch.session import torch_decoder
+from edgeformer.runtimes.torch.session import TorchEngine
 from tests.models.crt_oracle import small_config
 
 Array = NDArray[Any]
@@ -110,7 +110,7 @@ def expected(model: CRT, ids: Array) -> dict[int, Array]:
 
 @pytest.fixture
 def decoder(model: CRT) -> Decoder[Tensor]:
-    return torch_decoder(CachedLoops(model))
+    return Decoder(TorchEngine(CachedLoops(model)))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_model_that_looks_ahead_is_refused() -> None:
     assert list(piece_specs(model)) == ["text_embed", "block", "readout", "readout_exit"]
 
 
-@pytest.mark.parametrize("make_decoder", [step_decoder, lambda model: torch_decoder(CachedLoops(model))])
+@pytest.mark.parametrize("make_decoder", [step_decoder, lambda model: Decoder(TorchEngine(CachedLoops(model)))])
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_every_variant_decodes(changes: dict[str, Any], make_decoder: Any) -> None:
     model, choice = make_crt(**changes), random.Random(0)
@@ -211,8 +211,8 @@ def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
 
 def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
-    specs = piece_specs(model)
-    decode = compose_decode(model, {name: export_graph(specs[name]) for name in ("embed", "loop", "readout")})
+    decode = ADAPTER.trace(model, ("input_ids",), steps=False).decode
+    assert decode is not None
     counts = Counter(node.op_type for node in decode.graph)
     assert [counts[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
     shapes = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]

@@ -26,7 +26,7 @@ from edgeformer.models.weights import load_model
 from edgeformer.run import Run, read_run
 from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.tensorrt import RTX_INT8, TensorRTBuilder, TorchTensorRTBuilder
-from edgeformer.runtimes.tensorrt import torch_tensorrt as torch_tensorrt_builder
+from edgeformer.runtimes.tensorrt import engine as engine_builder
 from edgeformer.runtimes.tensorrt.engine import (
     CODE_BYTES,
     BuiltEngine,
@@ -265,8 +265,8 @@ def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
     vars(tensorrt).update({"__version__": "11.0"})
     monkeypatch.setitem(sys.modules, "torch_tensorrt", package)
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
-    monkeypatch.setattr(torch_tensorrt_builder, "DEVICE", "cpu")
-    monkeypatch.setattr(torch_tensorrt_builder, "measured_on", lambda: {"gpu": "a card"})
+    monkeypatch.setattr(engine_builder, "TORCH_DEVICE", "cpu")
+    monkeypatch.setattr(engine_builder, "measured_on", lambda: {"gpu": "a card"})
     adapter = run.model_spec.adapter
     module = adapter.whole(adapter.exported(load_model(finished_run))).eval()
     lengths = {"max_length": run.recipe.data.tokens_at_once, "max_positions": run.recipe.model.max_positions}

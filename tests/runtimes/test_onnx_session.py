@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +18,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate
 from edgeformer.runtimes import OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
-from edgeformer.runtimes.onnxruntime.session import OnnxSession, placement_note
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
 from tests.test_old_format import OLD
 
@@ -124,10 +126,12 @@ def test_a_provider_that_leaves_nodes_to_the_cpu_reports_it(graph: Path) -> None
 
 
 def test_notes_name_the_most_frequent_operators_first() -> None:
-    assert placement_note(CUDA, {(CUDA, "MatMul"): 9}) is None
-    mixed = {(CUDA, "MatMul"): 9, (CPU, "Shape"): 2, (CPU, "MatMulInteger"): 6}
-    assert placement_note(CUDA, mixed) == "8 of 17 nodes ran on CPU, not on CUDA: MatMulInteger (6), Shape (2)"
-    assert "does not report which nodes CUDA left to the CPU" in str(placement_note(CUDA, None))
+    session: Any = SimpleNamespace(provider=CUDA, _assigned={(CUDA, "MatMul"): 9})
+    assert OnnxSession.caveats(session) == ()
+    session._assigned = {(CUDA, "MatMul"): 9, (CPU, "Shape"): 2, (CPU, "MatMulInteger"): 6}
+    assert OnnxSession.caveats(session) == ("8 of 17 nodes ran on CPU, not on CUDA: MatMulInteger (6), Shape (2)",)
+    session._assigned = None
+    assert "does not report which nodes CUDA left to the CPU" in OnnxSession.caveats(session)[0]
 
 
 def test_int8_products_are_not_estimated_for_cards() -> None:

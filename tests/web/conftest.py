@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.bundle import Bundle
-from edgeformer.runtimes.web.libraries import ORT_WEB, TOKENIZERS
+from edgeformer.runtimes.web import ORT_WEB, TOKENIZERS
 from edgeformer.web import PageOptions, publish
 from tests.web.browser import CLASSIFIER, Browser, Tab, headless
 

@@ -15,7 +15,7 @@ from edgeformer.artifacts.data_config import parse_tag
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.spans import decode, encode_spans, encode_windows
 from edgeformer.data.tokenization import train_tokenizer
-from edgeformer.runtimes.web.libraries import TOKENIZER_LIBRARY
+from edgeformer.runtimes.web import TOKENIZER_LIBRARY
 from tests.data.test_spans import data_of, odd_texts
 from tests.docs.document import ROOT
 from tests.web.browser import run_module

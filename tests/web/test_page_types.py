@@ -18,9 +18,8 @@ from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.web.libraries import ORT_WEB, TOKENIZER_LIBRARY
-from edgeformer.web import PageOptions, publish
-from edgeformer.web.manifest import PageManifest
+from edgeformer.runtimes.web import ORT_WEB, TOKENIZER_LIBRARY
+from edgeformer.web import PageManifest, PageOptions, publish
 from tests.docs.document import ROOT
 from tests.export.hf_models import make_model
 from tests.web.browser import run_module

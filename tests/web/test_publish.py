@@ -19,10 +19,9 @@ from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle, seal
-from edgeformer.runtimes.web.libraries import CDN, ORT_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
+from edgeformer.runtimes.web import CDN, ORT_WEB, RUNTIMES, TOKENIZER_LIBRARY, TOKENIZERS, find_local
 from edgeformer.tasks.scoring import NO_NUMBER
-from edgeformer.web import PageOptions, publish
-from edgeformer.web.manifest import SITE_FILE, PageManifest
+from edgeformer.web import SITE_FILE, PageManifest, PageOptions, publish
 from tests.cli.in_process import Edgeformer
 from tests.docs.document import ROOT, programs
 from tests.web.browser import CLASSIFIER, LANGUAGE, run_module

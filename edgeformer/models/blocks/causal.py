@@ -6,8 +6,9 @@ Shapes: B rows, T tokens, n new tokens, H heads, D size of a head, C width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,15 +33,24 @@ recomputed = partial(checkpoint, use_reentrant=False)
 """Call a function without storing its intermediate results, which the backward pass computes again."""
 
 
-class Head(Protocol):
-    """A product with a matrix: states [..., C] → logits [..., V]."""
+@dataclass(frozen=True, eq=False)
+class TiedHead:
+    """The token table as a head. It is no module: checkpoints would store its weight, the table's, twice."""
+
+    table: nn.Embedding
 
     @property
     def weight(self) -> Tensor:
         """[V, C]."""
+        return self.table.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the logits."""
+        """x [..., C] → [..., V]."""
+        return F.linear(x, self.weight)
+
+
+Head = nn.Linear | TiedHead
+"""A product with a matrix, ``weight`` [V, C]: states [..., C] → logits [..., V]."""
 
 
 class LanguageModel(nn.Module):
@@ -109,17 +119,17 @@ def cpu_attention(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         return attention(q.float(), k.float(), v.float(), mask).to(q.dtype)
 
 
-def document_mask(positions: Tensor) -> Tensor:
-    """Return the mask of causal attention within documents: positions int64 [B, T] → bool [B, 1, T, T]."""
-    document = (positions == 0).cumsum(1)
-    return (document[:, :, None] == document[:, None, :]).tril()[:, None]
-
-
 def attention_arguments(positions: Mask) -> tuple[Tensor | None, Mask]:
-    """Return positions int64 [B, T], and the mask of :func:`attention`; both None for rows of one document each."""
+    """Return positions int64 [B, T], and the mask of :func:`attention`; both None for rows of one document each.
+
+    The mask is causal within documents, bool [B, 1, T, T], or the segments.
+    """
     if isinstance(positions, Segments):
         return positions.positions[None], positions
-    return positions, None if positions is None else document_mask(positions)
+    if positions is None:
+        return None, None
+    document = (positions == 0).cumsum(1)
+    return positions, (document[:, :, None] == document[:, None, :]).tril()[:, None]
 
 
 class KeyValueCache:

@@ -132,7 +132,7 @@ def layer_spec(
     ``constants``: further arguments of the layer, which are no inputs of the graph.
     """
     weights = {name: weight.detach() for name, weight in layer.named_parameters()}
-    examples = {**arguments, **{_flat(name): weight for name, weight in weights.items()}}
+    examples = {**arguments, **{name.replace(".", "_"): weight for name, weight in weights.items()}}
 
     def forward(*values: Tensor) -> Any:
         layer_weights = dict(zip(weights, values[len(arguments) :], strict=True))
@@ -141,10 +141,6 @@ def layer_spec(
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD  # torch derives the graph's input names from the signature
     forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in examples])  # type: ignore[attr-defined]
     return GraphSpec(Piece(layer, forward), examples, axes, outputs, longest)
-
-
-def _flat(name: str) -> str:
-    return name.replace(".", "_")
 
 
 def export_graph(spec: GraphSpec) -> onnx_ir.Model:
@@ -322,7 +318,7 @@ class Composer:
         """Store the weights of layers; return those of each layer as inputs of a piece from :func:`layer_spec`."""
         return [
             {
-                _flat(name): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
+                name.replace(".", "_"): self.constant(f"layers.{number}.{name}", weight.detach().numpy())
                 for name, weight in layer.named_parameters()
             }
             for number, layer in enumerate(layers)

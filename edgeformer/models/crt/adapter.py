@@ -6,7 +6,7 @@ tensors of earlier tokens. ``past``, the number of cached tokens, is 0 at the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,8 +54,11 @@ class CRTAdapter(LanguageAdapter):
 
     def trace(self, model: CRT, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None) -> Graphs:
         """The block is traced once for all loops; a model that looks ahead gets no graphs with caches."""
+        # 1. Trace the pieces; those of a causal model with caches are the parts of the step artifact
         pieces = {name: export_graph(spec) for name, spec in piece_specs(model).items()}
         parts = {name: graph for name, graph in pieces.items() if name not in (EMBED, BLOCK)} if model.causal else {}
+
+        # 2. Compose the graph of all exits
         composer = Composer({name: graph for name, graph in pieces.items() if name not in ("embed", "loop")})
         ids = composer.input(EMBED, "input_ids")
         x = composer.call(EMBED, {"input_ids": ids})["state"]
@@ -70,7 +73,29 @@ class CRTAdapter(LanguageAdapter):
                 has_exit_head = loop < model.loops and len(model.exit_heads) > 0
                 logits[exit_logits(loop)] = composer.call(part if has_exit_head else "readout", {"state": x})["logits"]
         exits = composer.finish([ids], {**logits, **states})
-        decode = compose_decode(model, parts) if parts else None
+        if not parts:
+            return Graphs(exits, shared_weights=True)
+
+        # 3. Compose the graph of all loops for new tokens, whose caches are inputs and outputs
+        composer = Composer({name: parts[name] for name in ("embed", "loop", "readout")})
+        text = {name: composer.input("embed", name) for name in ("input_ids", "position_ids")}
+        convolutions = [composer.input("embed", "past_conv", "past_conv.embed")]
+        results = composer.call("embed", {**text, "past_conv": convolutions[0]})
+        x, present_conv = results["state"], {"present_conv.embed": results["present_conv"]}
+        past = composer.cache_inputs("loop", model.loops)
+        present: list[KeyValue] = []
+        for number, (key, value) in enumerate(past):
+            convolution = composer.input("loop", "past_conv", f"past_conv.{number}")
+            loop_number = composer.constant(f"loop_number{number}", np.array([number], dtype=np.int64))
+            caches = {"past_key": key, "past_value": value, "past_conv": convolution}
+            results = composer.call("loop", {"state": x, "loop": loop_number, **caches})
+            x = results["next_state"]
+            convolutions.append(convolution)
+            present.append((results["present_key"], results["present_value"]))
+            present_conv[f"present_conv.{number}"] = results["present_conv"]
+        newest = {"logits": composer.newest_logits(x), **composer.cache_outputs(present), **present_conv}
+        cached = [*text.values(), *(value for pair in past for value in pair), *convolutions]
+        decode = composer.finish(cached, newest)
         return Graphs(exits, parts if steps else {}, decode, shared_weights=True)
 
     def decoder(self, model: CRT) -> CachedLoops:
@@ -144,29 +169,6 @@ def _run_loop(
     encoding = model.loop_encodings.index_select(0, loop)
     state, present_conv = model.block_cached(state, encoding, attend, past_conv)
     return (state, *present, present_conv)
-
-
-def compose_decode(model: CRT, steps: Mapping[str, onnx_ir.Model]) -> onnx_ir.Model:
-    """Compose the graph of all loops for new tokens from the step artifact's parts; caches are inputs and outputs."""
-    composer = Composer({name: steps[name] for name in ("embed", "loop", "readout")})
-    text = {name: composer.input("embed", name) for name in ("input_ids", "position_ids")}
-    convolutions = [composer.input("embed", "past_conv", "past_conv.embed")]
-    results = composer.call("embed", {**text, "past_conv": convolutions[0]})
-    x, present_conv = results["state"], {"present_conv.embed": results["present_conv"]}
-    past = composer.cache_inputs("loop", model.loops)
-    present: list[KeyValue] = []
-    for number, (key, value) in enumerate(past):
-        convolution = composer.input("loop", "past_conv", f"past_conv.{number}")
-        loop_number = composer.constant(f"loop_number{number}", np.array([number], dtype=np.int64))
-        caches = {"past_key": key, "past_value": value, "past_conv": convolution}
-        results = composer.call("loop", {"state": x, "loop": loop_number, **caches})
-        x = results["next_state"]
-        convolutions.append(convolution)
-        present.append((results["present_key"], results["present_value"]))
-        present_conv[f"present_conv.{number}"] = results["present_conv"]
-    logits = composer.newest_logits(x)
-    inputs = [*text.values(), *(value for pair in past for value in pair), *convolutions]
-    return composer.finish(inputs, {"logits": logits, **composer.cache_outputs(present), **present_conv})
 
 
 ADAPTER = CRTAdapter()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -220,8 +221,7 @@ class CRT(LanguageModel):
         super().__init__(config, (*config.exits, config.loops))
         size, vocabulary, self.causal = config.hidden_size, config.vocab_size, config.causal
 
-        def make_norm() -> nn.Module:
-            return NORMS[config.norm](size, eps=config.norm_eps)
+        make_norm = partial(NORMS[config.norm], size, eps=config.norm_eps)
 
         def make_cycle(dilation: int) -> TRMCycle:
             conv = DilatedConv(size, dilation, causal=config.causal) if config.trm != "linear" else None
@@ -285,10 +285,9 @@ class CRT(LanguageModel):
         return result, next_cache
 
     def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
-        def run_loop(x: Tensor, loop: int) -> Tensor:
-            return self.block(x, self.loop_encodings[loop - 1], positions, mask)
-
-        return self.embed(input_ids, positions), run_loop
+        return self.embed(input_ids, positions), lambda x, loop: self.block(
+            x, self.loop_encodings[loop - 1], positions, mask
+        )
 
 
 class CachedLoops(CachedModel):

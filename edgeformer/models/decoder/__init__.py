@@ -11,6 +11,10 @@ from edgeformer.artifacts.data_config import DataSection, PositiveFloat, Positiv
 from edgeformer.artifacts.recipe import Attention, ModelConfig, TrainingConfig
 from edgeformer.models import ModelSpec
 
+LOOPED = "nanbeige"
+"""llama.cpp's architecture whose layers are applied ``num_loops`` times, with keys and values for each loop and layer
+(llama.cpp#25994)."""
+
 
 class DecoderConfig(ModelConfig):
     """Causal decoder of ``layers`` layers with RMSNorm, RoPE, grouped queries and SwiGLU, looped as a whole.

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import LanguageAdapter, count_parameters
+from edgeformer.models.blocks.causal import TiedHead
 from edgeformer.models.blocks.layers import MASKED, ExportedSwiGLU
 from edgeformer.models.blocks.tracing import (
     BATCH,
@@ -32,7 +33,7 @@ from edgeformer.models.blocks.tracing import (
     state_name,
 )
 from edgeformer.models.decoder import DecoderConfig
-from edgeformer.models.decoder.model import CachedDecoder, DecoderLayer, DecoderModel, TiedHead
+from edgeformer.models.decoder.model import CachedDecoder, DecoderLayer, DecoderModel
 from edgeformer.models.weights import load_model
 from edgeformer.tasks.early_exit import exit_logits
 
@@ -90,14 +91,11 @@ class DecoderAdapter(LanguageAdapter):
         past = weight.new_zeros(BATCH, attention.kv_heads, _PAST, attention.head_size)
         state_axes = {"state": _STATE_AXES}
         ids = {"input_ids": torch.ones(BATCH, TOKENS, dtype=torch.int64)}
-
-        def readout(state: Tensor) -> Tensor:
-            return model.head(state).float()
-
+        readout = Piece(model, lambda state: model.head(state).float())
         specs = {
             "embed": GraphSpec(Piece(model, model.embed), ids, {"input_ids": _STATE_AXES}, ("state",), longest),
             "norm": GraphSpec(Piece(model.norm, model.norm.forward), state, state_axes, ("next_state",), longest),
-            "readout": GraphSpec(Piece(model, readout), state, state_axes, longest=longest),
+            "readout": GraphSpec(readout, state, state_axes, longest=longest),
         }
         for prefix, caches in (("", {}), ("cached_", {"past_key": past, "past_value": past.clone()})):
             seen = {**state, **({"past_key": past} if caches else {})}

@@ -1,4 +1,4 @@
-"""Looped decoder: N layers with RMSNorm, RoPE, grouped queries and SwiGLU, applied R times, and cached decoding.
+"""Looped decoder: N layers with RMSNorm, RoPE, grouped queries and SwiGLU, applied R times; cached decoding, GGUF.
 
 Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and values, D size of a head, V vocabulary.
 """
@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.models.blocks.causal import (
     Attend,
     CachedModel,
@@ -19,11 +21,20 @@ from edgeformer.models.blocks.causal import (
     KeyValueCache,
     LanguageModel,
     RunLoop,
+    TiedHead,
     cpu_attention,
 )
-from edgeformer.models.blocks.layers import INITIAL_STD, RMSNorm, Rotation, SwiGLU, initialize_weights, rotary_table
+from edgeformer.models.blocks.layers import (
+    INITIAL_STD,
+    RMSNorm,
+    Rotation,
+    SwiGLU,
+    initialize_weights,
+    rotary_table,
+    split_linear,
+)
 from edgeformer.models.blocks.segments import Mask
-from edgeformer.models.decoder import DecoderConfig
+from edgeformer.models.decoder import LOOPED, DecoderConfig
 
 
 class GroupedAttention(nn.Module):
@@ -42,19 +53,15 @@ class GroupedAttention(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.attend = cpu_attention
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, T, C] → rotated queries [B, H, T, D], rotated keys and values [B, K, T, D]."""
-        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_size))
-        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), -2)
-        q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         """x [B, T, C] → [B, T, C]; ``cos`` and ``sin`` [1 or B, T, 1, D / 2].
 
         ``mask`` of :func:`~edgeformer.models.blocks.causal.attention_arguments`; ``attend`` for cached tokens.
         """
-        q, k, v = self.project(x, cos, sin)
+        heads = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_size))
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), -2)
+        q, k = self.rotate(self.q_norm(q), cos, sin), self.rotate(self.k_norm(k), cos, sin)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # [B, H, T, D], and [B, K, T, D] twice
         if attend is not None:
             mixed = attend(q, k, v)
         else:
@@ -79,22 +86,6 @@ class DecoderLayer(nn.Module):
     def forward(self, h: Tensor, cos: Tensor, sin: Tensor, mask: Mask = None, attend: Attend | None = None) -> Tensor:
         h = h + self.attention(self.norm1(h), cos, sin, mask, attend)
         return h + self.dropout(self.ffn(self.norm2(h)))
-
-
-class TiedHead:
-    """The token table as a head. It is no module: checkpoints would store its weight, the table's, twice."""
-
-    def __init__(self, table: nn.Embedding) -> None:
-        self._table = table
-
-    @property
-    def weight(self) -> Tensor:
-        """[V, C]."""
-        return self._table.weight
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [..., C] → [..., V]."""
-        return F.linear(x, self.weight)
 
 
 class DecoderModel(LanguageModel):
@@ -141,11 +132,65 @@ class DecoderModel(LanguageModel):
             cos, sin = self.cos[positions, None], self.sin[positions, None]
         return self.embed(input_ids), lambda h, loop: self.iterate(h, cos, sin, mask)
 
-    def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Return what a GGUF file of the model holds, see :func:`edgeformer.models.decoder.gguf.gguf_contents`."""
-        from edgeformer.models.decoder.gguf import gguf_contents
+    def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, NDArray[np.float32]]]:
+        """Return llama.cpp's architecture, its metadata (key → number), and name → array; shared layers are there once.
 
-        return gguf_contents(self)
+        Raises EdgeformerError if llama.cpp has no architecture for the model.
+        """
+        # 1. Choose the architecture
+        config = self.config
+        extras = [name for name, is_set in (("qk_norm", config.qk_norm), ("qkv_bias", config.qkv_bias)) if is_set]
+        if config.iterations > 1 and extras:
+            raise EdgeformerError(
+                f"GGUF: llama.cpp runs looped layers without model.{extras[0]} only; train with {extras[0]}: false, or "
+                "with iterations: 1"
+            )
+        if len(extras) > 1:
+            raise EdgeformerError("GGUF: llama.cpp has no architecture with model.qk_norm and model.qkv_bias; use one")
+        architecture = {"qk_norm": "qwen3", "qkv_bias": "qwen2"}[extras[0]] if extras else "llama"
+
+        # 2. Describe the sizes
+        metadata: dict[str, Any] = {
+            "context_length": config.max_positions, "embedding_length": config.hidden_size,
+            "block_count": config.layers, "feed_forward_length": config.ffn_size, "attention.head_count": config.heads,
+            "attention.head_count_kv": config.kv_heads, "attention.key_length": config.head_width,
+            "attention.value_length": config.head_width, "attention.layer_norm_rms_epsilon": config.norm_eps,
+            "rope.dimension_count": config.head_width, "rope.freq_base": config.rope_theta,
+            "vocab_size": config.vocab_size,
+        }  # fmt: skip
+        if config.iterations > 1:
+            architecture = LOOPED
+            metadata |= {"num_loops": config.iterations, "skip_loop_final_norm": False}
+
+        # 3. Name the tensors
+        tensors: dict[str, Tensor] = {"token_embd.weight": self.tokens.weight, "output_norm.weight": self.norm.weight}
+        if not config.tied:
+            tensors["output.weight"] = self.head.weight
+        # These architectures rotate neighbours instead of halves, so the rows of a head change places.
+        rotates_neighbours = architecture in ("llama", LOOPED)
+        layer: Any
+        for number, layer in enumerate(self.layers):
+            attention: Any = layer.attention
+            counts = attention.heads, attention.kv_heads, attention.kv_heads
+            widths = [count * attention.head_size for count in counts]
+            parts = dict(zip("qkv", split_linear(attention.qkv, widths), strict=True))
+            ffn: Any = layer.ffn
+            gate, up = split_linear(ffn.w12, [ffn.w12.out_features // 2] * 2)
+            own = {"attn_norm.weight": layer.norm1.weight, "ffn_norm.weight": layer.norm2.weight}
+            for name, part in parts.items():
+                heads = attention.heads if name == "q" else attention.kv_heads
+                for kind, parameter in part.named_parameters():
+                    rows: Tensor = parameter
+                    if rotates_neighbours and name != "v":  # pairs (i, i + D / 2) of a head become neighbours
+                        rows = rows.reshape(heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+                    own[f"attn_{name}.{kind}"] = rows
+                if name != "v" and hasattr(norm := getattr(attention, f"{name}_norm"), "weight"):
+                    own[f"attn_{name}_norm.weight"] = norm.weight
+            products = {"attn_output": attention.out, "ffn_gate": gate, "ffn_up": up, "ffn_down": ffn.w3}
+            own |= {f"{name}.weight": product.weight for name, product in products.items()}
+            tensors |= {f"blk.{number}.{name}": tensor for name, tensor in own.items()}
+        arrays = {name: tensor.detach().float().numpy() for name, tensor in tensors.items()}
+        return architecture, metadata, arrays
 
 
 class CachedDecoder(CachedModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -151,7 +152,7 @@ class LinearAdapter(FittedAdapter):
             return best
 
         is_chosen = training.regularization == "auto"
-        loss = cross_entropy(answers) if is_single else binary_cross_entropy(targets)
+        loss = partial(cross_entropy, answers) if is_single else partial(binary_cross_entropy, targets)
         best = chosen(loss, penalty, _STRENGTHS if is_chosen else (training.regularization,))
 
         # 4. A support vector machine, and the mean of both

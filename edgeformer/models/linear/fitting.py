@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,29 +18,21 @@ Loss = Callable[[torch.Tensor], tuple[float, torch.Tensor]]
 """Logits float32 [rows, C] → loss summed over the rows, and its derivatives [rows, C]."""
 
 
-def cross_entropy(answers: list[tuple[float, torch.Tensor]]) -> Loss:
-    """Return the loss of temperatures and weighted probabilities [rows, C], summed over these pairs."""
-
-    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
-        total, errors = 0.0, torch.zeros_like(logits)
-        for temperature, weighted in answers:
-            log_p = F.log_softmax(logits / temperature, dim=1)
-            total -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
-            errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
-        return total, errors
-
-    return loss
+def cross_entropy(answers: Sequence[tuple[float, torch.Tensor]], logits: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """A :data:`Loss` of temperatures and weighted probabilities [rows, C], summed over these pairs."""
+    total, errors = 0.0, torch.zeros_like(logits)
+    for temperature, weighted in answers:
+        log_p = F.log_softmax(logits / temperature, dim=1)
+        total -= float((weighted * log_p).sum(dtype=torch.float64)) * temperature**2
+        errors += (log_p.exp() * weighted.sum(1, keepdim=True) - weighted) * temperature
+    return total, errors
 
 
-def binary_cross_entropy(labels: torch.Tensor) -> Loss:
-    """Return the mean loss of the labels of a row, which are 0 or 1 each, [rows, C]."""
-
-    def loss(logits: torch.Tensor) -> tuple[float, torch.Tensor]:
-        classes = labels.shape[1]
-        total = float((F.softplus(logits) - labels * logits).sum(dtype=torch.float64)) / classes
-        return total, (logits.sigmoid() - labels) / classes
-
-    return loss
+def binary_cross_entropy(labels: torch.Tensor, logits: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """A :data:`Loss`, the mean over the labels of a row, which are 0 or 1 each, [rows, C]."""
+    classes = labels.shape[1]
+    total = float((F.softplus(logits) - labels * logits).sum(dtype=torch.float64)) / classes
+    return total, (logits.sigmoid() - labels) / classes
 
 
 def squared_hinge(labels: torch.Tensor) -> Loss:

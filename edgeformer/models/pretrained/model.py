@@ -195,7 +195,7 @@ class Layout:
 
     Attributes:
         layers, words, norm, project, final_norm: names of the encoder's modules.
-        layer_parts: module of BERT's layer → the same one here, for layers that :func:`_as_bert_layer` replaces.
+        layer_parts: module of BERT's layer → the same one here, for layers that become BERT's.
         dense, head_norm, out: names of modules of a sequence classifier, in the order of their application.
         activation: of ``dense``: a function, or the key of config.json that names it.
         dropout, dense_dropout, out_dropout: keys of config.json; without a value, the head has the encoder's dropout.
@@ -274,8 +274,22 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
     layers, order = list(parts[layout.layers]), tuple(range(depth))
     if kind == "albert":  # it shares its layers: one application of a group counts as a layer
         order = tuple(int(number / (depth / config.num_hidden_groups)) for number in range(depth))
-    if layout.layer_parts:
-        layers = [_as_bert_layer(layer, layout.layer_parts, config) for layer in layers]
+    if layout.layer_parts:  # layers of BERT get the modules of layers that differ in names and in their scores only
+        from transformers import BertConfig
+
+        bert: Any = import_module("transformers.models.bert.modeling_bert")
+        keys = ("hidden_size", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
+                "attention_probs_dropout_prob")  # fmt: skip
+        for number, source in enumerate(layers):
+            settings = BertConfig(**{key: getattr(config, key) for key in keys})
+            settings._attn_implementation = "sdpa"
+            with torch.device("meta"):
+                layers[number] = bert_layer = bert.BertLayer(settings)
+            if kind == "deberta-v2":  # its scores are sums of three
+                settings._attn_implementation = _DISENTANGLED_ATTENTION
+                bert_layer.attention.self.scaling *= 3**-0.5
+            for path, part in layout.layer_parts.items():
+                bert_layer.set_submodule(path, source.get_submodule(part))
     positions: Any = getattr(encoder.embeddings, "position_embeddings", None)
     padding = getattr(positions, "padding_idx", None)
     if padding is not None:  # the rows before it are unused
@@ -299,56 +313,33 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
             norm=head_parts.get(layout.head_norm),
         )
 
-    # 4. Combine the parts
-    return Components(
-        words=parts[layout.words], positions=positions, has_padding_row=padding is not None,
-        types=getattr(encoder.embeddings, "token_type_embeddings", None), norm=parts[layout.norm],
-        dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
-        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=_layer_inputs(encoder),
-    )  # fmt: skip
-
-
-def _as_bert_layer(layer: nn.Module, parts: Mapping[str, str], config: Any) -> nn.Module:
-    """Return a layer of BERT with the modules of a layer that differs in names and in its scores only."""
-    from transformers import BertConfig
-
-    bert: Any = import_module("transformers.models.bert.modeling_bert")
-    keys = ("hidden_size", "num_attention_heads", "intermediate_size", "hidden_act", "hidden_dropout_prob",
-            "attention_probs_dropout_prob")  # fmt: skip
-    settings = BertConfig(**{key: getattr(config, key) for key in keys})
-    settings._attn_implementation = "sdpa"
-    with torch.device("meta"):
-        bert_layer = bert.BertLayer(settings)
-    if config.model_type == "deberta-v2":  # its scores are sums of three
-        settings._attn_implementation = _DISENTANGLED_ATTENTION
-        bert_layer.attention.self.scaling *= 3**-0.5
-    for path, source in parts.items():
-        bert_layer.set_submodule(path, layer.get_submodule(source))
-    return bert_layer
-
-
-def _layer_inputs(encoder: Any) -> LayerInputs:
-    """Return what layers of this encoder read besides the states."""
-    config: Any = encoder.config
-    stack: Any = getattr(encoder, "encoder", None)
-    if config.model_type == "modernbert":
-        return RotaryInputs(encoder.rotary_emb, config.layer_types, config.sliding_window)
-    longest = config.max_position_embeddings
+    # 4. Choose what the layers read besides the states
+    longest, stack = config.max_position_embeddings, getattr(encoder, "encoder", None)
     distances = torch.arange(1 - longest, longest)  # query position minus key position
-    if config.model_type == "mpnet":
-        return BiasInputs(stack.relative_attention_bias.weight, stack.relative_position_bucket(-distances))
-    if config.model_type == "deberta-v2":
+    layer_inputs = LayerInputs()
+    if kind == "modernbert":
+        layer_inputs = RotaryInputs(encoder.rotary_emb, config.layer_types, config.sliding_window)
+    elif kind == "mpnet":
+        layer_inputs = BiasInputs(stack.relative_attention_bias.weight, stack.relative_position_bucket(-distances))
+    elif kind == "deberta-v2":
         from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
         middle, last = stack.position_buckets // 2, stack.max_relative_positions - 1
         if middle > 0:
             distances = make_log_bucket_position(distances, stack.position_buckets, stack.max_relative_positions)
-        is_reachable = middle <= 0 or last >= math.e * middle  # the logarithm's slope is at most 1
-        norm = stack.LayerNorm if "layer_norm" in stack.norm_rel_ebd else nn.Identity()
-        return DisentangledInputs(
-            stack.rel_embeddings.weight, norm, distances.long(), config.hidden_dropout_prob, is_reachable=is_reachable
-        )
-    return LayerInputs()
+        layer_inputs = DisentangledInputs(
+            stack.rel_embeddings.weight, stack.LayerNorm if "layer_norm" in stack.norm_rel_ebd else nn.Identity(),
+            distances.long(), config.hidden_dropout_prob,
+            is_reachable=middle <= 0 or last >= math.e * middle,  # the logarithm's slope is at most 1
+        )  # fmt: skip
+
+    # 5. Combine the parts
+    return Components(
+        words=parts[layout.words], positions=positions, has_padding_row=padding is not None,
+        types=getattr(encoder.embeddings, "token_type_embeddings", None), norm=parts[layout.norm],
+        dropout=dropout(layout.dropout), layers=layers, order=order, project=parts.get(layout.project),
+        final_norm=parts.get(layout.final_norm), head=head, layer_inputs=layer_inputs,
+    )  # fmt: skip
 
 
 def table_of(weight: Tensor) -> nn.Embedding:

@@ -210,12 +210,6 @@ class Source:
     settings: SentenceSettings
 
     @property
-    def is_cross_encoder(self) -> bool:
-        """Whether CrossEncoder of sentence-transformers saved the model."""
-        named = ("sentence_transformers", "sbert_ce_default_activation_function")
-        return self.settings.model_type == "CrossEncoder" or any(key in self.config for key in named)
-
-    @property
     def folder(self) -> Path:
         return self.files.folder
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.coreml.builder import CoreMLBuilder
-from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, cannot_run_here
+from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, CoreMLSession, cannot_run_here
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts, Runtime
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ class CoreMLRuntime(OptionalRuntime):
         return Runtime.cannot_run(self, artifact) or cannot_run_here()
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
-        from edgeformer.runtimes.coreml.session import CoreMLSession
-
         return CoreMLSession(path, files.artifact, files.max_positions)
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:

@@ -44,6 +44,7 @@ class CoreMLBuilder(ModuleBuilder):
         self, module: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], length: int, path: Path,
         precision: Precision,
     ) -> StoredModel:  # fmt: skip
+        # 1. Convert the module
         import torch
 
         with tempfile.TemporaryDirectory() as folder, replacing(path) as temporary:
@@ -73,40 +74,35 @@ class CoreMLBuilder(ModuleBuilder):
                     settings = optimize.OpLinearQuantizerConfig(mode="linear_symmetric")
                     model = optimize.linear_quantize_weights(model, optimize.OptimizationConfig(settings))
                 model.save(str(package))
-                weights = _count(model.get_spec())
+                spec: Any = model.get_spec()
             with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
                 for part in (package / "Manifest.json", *sorted((package / "Data").rglob("*"))):  # no debugging files
                     if part.is_file():
                         archive.write(part, part.relative_to(package.parent).as_posix())
-        return weights
 
-
-def _count(spec: Any) -> StoredModel:
-    """Count the weights of an ML program: a stored tensor once per place in the file, small ones once per use.
-
-    Names begin with ``p_`` for parameters and ``b_`` for other tensors of a module, such as tables of angles.
-    """
-    ((block,),) = ([*function.block_specializations.values()] for function in spec.mlProgram.functions.values())
-    parameters = constants = size = quantized = 0
-    offsets: set[int] = set()
-    for operation in block.operations:
-        values = [*operation.attributes.items()]
-        values += [(key, part.value) for key, bound in operation.inputs.items() for part in bound.arguments]
-        for key, value in values:
-            tensor = value.type.tensorType
-            if tensor.dataType not in _ITEM_BYTES or not (value.HasField("blobFileValue") or tensor.rank):
-                continue
-            if value.HasField("blobFileValue"):
-                if value.blobFileValue.offset in offsets:
+        # 2. Count its weights: a stored tensor once per place in the file, small ones once per use
+        # Names begin with p_ for parameters and b_ for other tensors of a module, such as tables of angles.
+        ((block,),) = ([*function.block_specializations.values()] for function in spec.mlProgram.functions.values())
+        parameters = constants = size = quantized = 0
+        offsets: set[int] = set()
+        for operation in block.operations:
+            values = [*operation.attributes.items()]
+            values += [(key, part.value) for key, bound in operation.inputs.items() for part in bound.arguments]
+            for key, value in values:
+                tensor = value.type.tensorType
+                if tensor.dataType not in _ITEM_BYTES or not (value.HasField("blobFileValue") or tensor.rank):
                     continue
-                offsets.add(value.blobFileValue.offset)
-            count = math.prod(dimension.constant.size for dimension in tensor.dimensions)
-            size += count * _ITEM_BYTES[tensor.dataType]
-            quantized += key == "quantized_data"
-            name = operation.outputs[0].name
-            is_added = "_bias_" in name and not name.startswith("p_")  # zeros, where a product becomes a layer
-            if key in ("scale", "zero_point") or name.startswith("b_") or is_added or count == 1:
-                constants += count
-            else:
-                parameters += count
-    return StoredModel(parameters, constants, size, {"weights": quantized} if quantized else {})
+                if value.HasField("blobFileValue"):
+                    if value.blobFileValue.offset in offsets:
+                        continue
+                    offsets.add(value.blobFileValue.offset)
+                count = math.prod(dimension.constant.size for dimension in tensor.dimensions)
+                size += count * _ITEM_BYTES[tensor.dataType]
+                quantized += key == "quantized_data"
+                name = operation.outputs[0].name
+                is_added = "_bias_" in name and not name.startswith("p_")  # zeros, where a product becomes a layer
+                if key in ("scale", "zero_point") or name.startswith("b_") or is_added or count == 1:
+                    constants += count
+                else:
+                    parameters += count
+        return StoredModel(parameters, constants, size, {"weights": quantized} if quantized else {})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from edgeformer.runtimes.executorch.builder import ExecuTorchBuilder
-from edgeformer.runtimes.executorch.session import EXECUTORCH, FORMAT, LIBRARY
+from edgeformer.runtimes.executorch.session import EXECUTORCH, FORMAT, LIBRARY, ExecuTorchSession
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ class ExecuTorchRuntime(OptionalRuntime):
     session_modules = ("torch", LIBRARY, "edgeformer.runtimes.executorch.session")
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
-        from edgeformer.runtimes.executorch.session import ExecuTorchSession
-
         return ExecuTorchSession(path, files.artifact, options.threads, files.max_positions)
 
 

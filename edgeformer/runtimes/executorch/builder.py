@@ -7,16 +7,15 @@ largest shape when it is opened.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.files import replacing
-from edgeformer.artifacts.manifest import ArtifactManifest, Precision
+from edgeformer.artifacts.manifest import Precision
 from edgeformer.runtimes.executorch.session import EXECUTORCH, EXTRA, FORMAT
 from edgeformer.runtimes.module_builder import ModuleBuilder, StoredModel, export_program
-from edgeformer.runtimes.runtime import BuildJob, Target, converting
+from edgeformer.runtimes.runtime import converting
 
 _KERNELS = ("aten_", "dim_order_ops_", "quantized_decomposed_")
 """Prefixes of operators that compute; the other nodes of a program choose outputs and sizes."""
@@ -37,12 +36,8 @@ class ExecuTorchBuilder(ModuleBuilder):
     endings: ClassVar = {"fp32": ".pte", "int8": "_int8.pte"}
     step = "Lowering {} for ExecuTorch"
     not_run = f"it was not run here; run on the device: edgeformer verify --write ({install_hint(EXTRA)})"
+    fp16_note = f"{FORMAT}: programs are FP32 or INT8; --fp16 does not change them"
     no_caches = "ExecuTorch: programs with caches of earlier tokens are not supported; use --gguf or ONNX"
-
-    def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        if any(graph.precision == "fp16" for graph in job.graphs):
-            job.note(f"{FORMAT}: programs are FP32 or INT8; --fp16 does not change them")
-        yield from super().build(target, job)
 
     def write(
         self, module: Any, inputs: tuple[str, ...], outputs: tuple[str, ...], length: int, path: Path,

@@ -17,7 +17,7 @@ from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.litert.session import EXTRA, signature_name
+from edgeformer.runtimes.litert.session import EXTRA
 from edgeformer.runtimes.runtime import (
     ENGINES_FOLDER,
     Builder,
@@ -161,7 +161,7 @@ def convert(
             for rows, tokens in shapes:
                 arrays = {name: torch.ones(rows, tokens, dtype=torch.int32) for name in inputs}
                 add = (litert_torch if converter is None else converter).signature
-                converter = add(signature_name(rows, tokens), named, sample_kwargs=arrays)
+                converter = add(f"{rows}x{tokens}", named, sample_kwargs=arrays)
             assert converter is not None
             with replacing(path) as temporary:
                 converter.convert().export(str(temporary))

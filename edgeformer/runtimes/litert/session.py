@@ -46,11 +46,6 @@ _IDENTIFIER = b"TFL3"
 _COVERAGE_S = 120.0
 
 
-def signature_name(rows: int, tokens: int) -> str:
-    """Return the name of the signature for so many rows of so many tokens."""
-    return f"{rows}x{tokens}"
-
-
 @cache
 def load_library() -> Any:
     """Return the process's LiteRT environment for the processor. Raises MissingDependencyError."""
@@ -118,14 +113,10 @@ class LiteRTSession(Graph):
         self._rows: dict[int, list[int]] = {}  # length → rows of its signatures, the largest first
         for rows, length in sorted((int(match[1]), int(match[2])) for match in shapes)[::-1]:
             self._rows.setdefault(length, []).append(rows)
+        self.lengths = tuple(sorted(self._rows))  # tokens of the file's signatures
         self._names = tuple(signatures[shapes[0][0]]["inputs"]), tuple(signatures[shapes[0][0]]["outputs"])
         self.inputs = {name: InputType("int64", ("batch", "sequence")) for name in self._names[0]}
         self._buffers: dict[str, _Buffers] = {}
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Lengths of the file's signatures in tokens, in rising order."""
-        return tuple(sorted(self._rows))
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         feed = self.prepare_feed(self._model, inputs, same_shape=True)
@@ -153,7 +144,7 @@ class LiteRTSession(Graph):
         return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
 
     def _call(self, rows: int, length: int, feed: Mapping[str, Array]) -> dict[str, Array]:
-        name = signature_name(rows, length)
+        name = f"{rows}x{length}"
         try:
             # LiteRT loads more libraries for the first call, and says so.
             with capture_native_stderr() if name not in self._buffers else nullcontext():

@@ -1,16 +1,88 @@
-"""llama.cpp: writes language models as GGUF files and runs them on the processor."""
+"""llama.cpp: writes language models as GGUF files and runs them on the processor, whole texts or token by token."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
-from edgeformer.runtimes.decoder import Decoder
+import numpy as np
+from typing_extensions import Self
+
+from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.runtimes.decoder import Decoder, LoopEngine
 from edgeformer.runtimes.llamacpp.builder import FORMAT, GGUFBuilder
-from edgeformer.runtimes.llamacpp.library import EXTRA, XLLAMACPP
-from edgeformer.runtimes.llamacpp.session import PROVIDER, LlamaEngine, LlamaSession
+from edgeformer.runtimes.llamacpp.library import EXTRA, XLLAMACPP, Llama
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalPackage, OptionalRuntime, ProviderFacts
-from edgeformer.runtimes.session import Session
+from edgeformer.runtimes.session import Array, InputType, Session, check_inputs
+from edgeformer.system.host import default_threads
+
+PROVIDER = "llama.cpp"
+
+
+class LlamaSession(Session):
+    """A GGUF file that reads whole texts, one after the other. Arguments and errors are those of :class:`Llama`."""
+
+    provider = PROVIDER
+
+    def __init__(self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False) -> None:
+        self.path, self.threads = path, threads or default_threads()
+        self._llama: Llama | None = Llama(path, self.threads, max_positions, exact=exact)
+        self.inputs = {"input_ids": InputType("int64", ("batch", "sequence"))}
+
+    @property
+    def llama(self) -> Llama:
+        """The opened file. Raises EdgeformerError: the session is closed."""
+        if self._llama is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
+        return self._llama
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        ids = check_inputs(self.path.name, self.inputs, inputs, self.llama.max_positions)["input_ids"]
+        logits = []
+        for row in ids.tolist():
+            self.llama.truncate(0)
+            logits.append(self.llama.read(row, every=True))
+        return {"logits": np.stack(logits)}
+
+    def settings(self) -> dict[str, Any]:
+        return {"threads": self.threads}
+
+    def close(self) -> None:
+        if self._llama is not None:
+            self._llama.close()
+        self._llama = None
+
+
+class LlamaEngine(LoopEngine[Array]):
+    """Loop engine on a GGUF file, in which every token runs through all loops; one text at a time.
+
+    A state is the ids before the call [1, n], and the newest logits after it [1, V].
+    """
+
+    def __init__(self, session: LlamaSession, loops: int) -> None:
+        self.session = self._session = session
+        self._llama = session.llama
+        self.provider, self.max_positions, self.stops = PROVIDER, self._llama.max_positions, (loops,)
+        self._llama.truncate(0)
+
+    def fresh(self) -> Self:
+        return type(self)(self._session, *self.stops)
+
+    def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
+        if len(ids) > 1:
+            raise InputError(f"llama.cpp writes one text at a time here, not {len(ids)}; use a batch of 1")
+        return ids
+
+    def advance(self, stretch: int, states: Sequence[Array], *, keep: bool) -> Array:
+        length = self._llama.length
+        logits = self._llama.read(np.concatenate(states, axis=1)[0].tolist())
+        if not keep:
+            self._llama.truncate(length)
+        return logits
+
+    def readout(self, state: Array, loop: int) -> Array:
+        return state
 
 
 class LlamaCppRuntime(OptionalRuntime):

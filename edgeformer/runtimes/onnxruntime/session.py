@@ -103,10 +103,24 @@ class OnnxSession(Graph):
             raise self.refusal(feed, why) from None
 
     def caveats(self) -> tuple[str, ...]:
+        """Return notes about nodes that another provider than the session's computes, and about RTX's defaults."""
         if self.provider == CPU:
             return ()
-        defaults = _RTX_DEFAULTS if self.provider == RTX and self._reads_whole_texts else None
-        return tuple(filter(None, [placement_note(self.provider, self._assigned), defaults]))
+        requested, notes = self.provider.removesuffix(SUFFIX), list[str]()
+        if self._assigned is None:
+            notes.append(f"onnxruntime {ort.__version__} does not report which nodes {requested} left to the CPU")
+        elif elsewhere := {place: nodes for place, nodes in self._assigned.items() if place[0] != self.provider}:
+            operators = Counter[str]()
+            for (_, operator), nodes in elsewhere.items():
+                operators[operator] += nodes
+            providers = ", ".join(dict.fromkeys(name.removesuffix(SUFFIX) for name, _ in elsewhere))
+            listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in operators.most_common(6))
+            ellipsis = ", …" if len(operators) > 6 else ""
+            counts = f"{operators.total()} of {sum(self._assigned.values())} nodes ran on {providers}"
+            notes.append(f"{counts}, not on {requested}: {listed}{ellipsis}")
+        if self.provider == RTX and self._reads_whole_texts:
+            notes.append(_RTX_DEFAULTS)
+        return tuple(notes)
 
     def settings(self) -> dict[str, Any]:
         """Return the number of nodes of each provider, and the options of the RTX provider, without local paths."""
@@ -176,27 +190,6 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         )
     release_heap()  # what reading the file has left: about as much as the packed matrices
     return session
-
-
-def placement_note(provider: str, assigned: Assigned | None) -> str | None:
-    """Describe the nodes that another provider than the session's computes; None if there are none.
-
-    ``assigned`` None: ONNX Runtime does not report it, which the note then says.
-    """
-    requested = provider.removesuffix(SUFFIX)
-    if assigned is None:
-        return f"onnxruntime {ort.__version__} does not report which nodes {requested} left to the CPU"
-    elsewhere = {place: nodes for place, nodes in assigned.items() if place[0] != provider}
-    if not elsewhere:
-        return None
-    operators = Counter[str]()
-    for (_, operator), nodes in elsewhere.items():
-        operators[operator] += nodes
-    providers = ", ".join(dict.fromkeys(name.removesuffix(SUFFIX) for name, _ in elsewhere))
-    listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in operators.most_common(6))
-    ellipsis = ", …" if len(operators) > 6 else ""
-    counts = f"{operators.total()} of {sum(assigned.values())} nodes ran on {providers}"
-    return f"{counts}, not on {requested}: {listed}{ellipsis}"
 
 
 def _explain(error: Exception, too_little_memory: str) -> str:

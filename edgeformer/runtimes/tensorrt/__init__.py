@@ -198,8 +198,12 @@ class TorchTensorRTBuilder(TensorRTBuilder):
     flag = "--trt --trt-via torch-tensorrt"
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        from edgeformer.runtimes.tensorrt.engine import axis_sizes, graph_bytes, why_engine_rejected
-        from edgeformer.runtimes.tensorrt.torch_tensorrt import compile_engine
+        from edgeformer.runtimes.tensorrt.engine import (
+            axis_sizes,
+            compile_torch_engine,
+            graph_bytes,
+            why_engine_rejected,
+        )
 
         graph = next((graph for graph in full_text_graphs(job, job.precision) if graph.role == "full"), None)
         if graph is None:
@@ -211,7 +215,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
         start_s = time.perf_counter()
         try:
             with bar(job.progress, "Compiling with torch-tensorrt", None):
-                built_for = compile_engine(graph, job.bundle / file, target, job)
+                built_for = compile_torch_engine(graph, job.bundle / file, target, job)
         except EdgeformerError as error:
             yield entry.model_copy(update={"reason": str(error)})
             return

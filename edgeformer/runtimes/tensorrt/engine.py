@@ -1,4 +1,4 @@
-"""Build a TensorRT engine of an ONNX graph and check it without running it.
+"""Build a TensorRT engine of an ONNX graph, or by torch-tensorrt of a module, and check it without running it.
 
 The graph determines the precision, because networks are strongly typed.
 """
@@ -6,11 +6,12 @@ The graph determines the precision, because networks are strongly typed.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import replacing
-from edgeformer.artifacts.manifest import EngineBuild, Precision
+from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision
 from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.runtimes.runtime import BuildJob, InputShapes, Target
@@ -40,10 +41,21 @@ MAX_ROWS, MAX_GENERATED_ROWS = 16, 4
 """Largest batch, and that of generation. An engine reserves memory for its largest call, and a prompt is one call. In
 FP32 the loop of CRT-Deep needed 2.1 GiB and its readout 3.1 GiB for 16 rows of 1,024 tokens, 0.5 and 0.8 GiB for 4."""
 
+TORCH_DEVICE = "cuda"
+"""Where torch-tensorrt compiles."""
+
 AxisSizes = dict[str, tuple[int, int, int]]
 """Name of a dynamic axis → smallest, tuned and largest size of the engine."""
 
 _TOTAL = re.compile(r"Total (Weights|Activation) Memory: (\d+) bytes")
+_PRECISIONS = {
+    "Half": "FP16", "Float": "FP32", "BFloat16": "BF16", "Int64": "INT64", "Int32": "INT32", "Int8": "INT8",
+    "Bool": "BOOL",
+}  # fmt: skip
+_LAYER = re.compile(
+    r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName", re.MULTILINE
+)
+_TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
 _FP16_TROUBLE = re.compile(r"(?=.*FP16)(?=.*(layer ?norm|normali[sz]ation|overflow))", re.IGNORECASE | re.DOTALL)
 
 
@@ -207,11 +219,19 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         temporary.write_bytes(memoryview(content))
 
     # 4. Read what was built from the log.
-    layers = read_listing(log.listing)
+    layers, elements, by_precision = _LAYER.findall(log.listing), Counter[str](), Counter[str]()
+    for constants, outputs in layers:  # none if the listing's format is unknown
+        by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in _TENSOR.findall(outputs))
+        for dimensions, kind in _TENSOR.findall(constants):
+            elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
+    counts: dict[str, Any] = {}
+    if layers:
+        counts = {"layers": len(layers), "layers_by_precision": dict(sorted(by_precision.items()))}
+        counts["weight_elements"] = dict(sorted(elements.items()))
     totals = {name: int(size) for name, size in _TOTAL.findall("\n".join(log.texts("INFO")))}
     engine = EngineBuild(
         builder=f"{format_} {trt.__version__}", seconds=round(seconds, 2),
-        checked_by="builder log" if layers else "size", **layers, weight_bytes=totals.get("Weights"),
+        checked_by="builder log" if layers else "size", **counts, weight_bytes=totals.get("Weights"),
         activation_bytes=totals.get("Activation"), graph_bytes=graph_bytes(graph), shapes=shapes,
         warnings=log.texts("WARNING"),
     )  # fmt: skip
@@ -224,24 +244,44 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
     return BuiltEngine(engine, built_for, why_engine_rejected(engine, size, job.precision))
 
 
-_PRECISIONS = {
-    "Half": "FP16", "Float": "FP32", "BFloat16": "BF16", "Int64": "INT64", "Int32": "INT32", "Int8": "INT8",
-    "Bool": "BOOL",
-}  # fmt: skip
-_LAYER = re.compile(
-    r"^Name: .*?, LayerType: .*?, Inputs: \[.*?\], Constants: \[(.*)\], Outputs: \[(.*)\], TacticName", re.MULTILINE
-)
-_TENSOR = re.compile(r"Name: .+?, Dimensions: \[([\d,-]*)\].*?Datatype: (\w+)")
+def compile_torch_engine(graph: ArtifactManifest, file: Path, target: Target, job: BuildJob) -> dict[str, str]:
+    """Compile a graph's module for this system's GPU, write the engine, and return its ``built_for``.
 
+    Its inputs are all int64 [batch, sequence]. The engine's outputs are called ``output0``… Untested on a GPU: it
+    follows the documentation and the code of torch-tensorrt 2.11 to 2.13.
+    """
+    import torch
 
-def read_listing(text: str) -> dict[str, Any]:
-    """Parse the builder's listing of the layers to fields of :class:`EngineBuild`; empty if its format is unknown."""
-    layers, elements, by_precision = _LAYER.findall(text), Counter[str](), Counter[str]()
-    for constants, outputs in layers:
-        by_precision.update(_PRECISIONS.get(kind, kind) for _, kind in _TENSOR.findall(outputs))
-        for dimensions, kind in _TENSOR.findall(constants):
-            elements[_PRECISIONS.get(kind, kind)] += math.prod(int(size) for size in dimensions.split(",") if size)
-    if not layers:
-        return {}
-    counts = {"layers_by_precision": by_precision, "weight_elements": elements}
-    return {"layers": len(layers)} | {name: dict(sorted(counter.items())) for name, counter in counts.items()}
+    torch_tensorrt: Any = importlib.import_module("torch_tensorrt")
+    inputs = tuple(graph.inputs)
+    module: torch.nn.Module = job.module(graph)
+    sizes = axis_sizes(job)
+    dims = [torch.export.Dim(name, min=min_size, max=max_size) for name, (min_size, _, max_size) in sizes.items()]
+    smallest, best, largest = zip(*sizes.values(), strict=True)  # the same two sizes for every input
+    shapes = {"min_shape": smallest, "opt_shape": best, "max_shape": largest}
+    trt_inputs = [torch_tensorrt.Input(**shapes, dtype=torch.int64, name=name) for name in inputs]
+    try:
+        module.to(TORCH_DEVICE)
+        example = tuple(torch.ones(2, best[1], dtype=torch.int64, device=TORCH_DEVICE) for _ in inputs)
+        program = torch.export.export(module, example, dynamic_shapes=dict.fromkeys(inputs, tuple(dims)))
+        to_engine: Callable[..., Any] = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
+        is_optional = "use_explicit_typing" in inspect.signature(to_engine).parameters  # the default in newer versions
+        typing_option = {"use_explicit_typing": True} if is_optional else {}
+        # The builder needs the card's memory: the weights are in the engine that it writes.
+        options = {"disable_tf32": True, "offload_module_to_cpu": True, **typing_option}
+        engine = to_engine(program, arg_inputs=trt_inputs, **options)
+    except Exception as error:  # errors of torch.export, converters and TensorRT share no base class
+        raise EdgeformerError(
+            f"{file.name}: torch-tensorrt cannot compile this model: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        module.to("cpu")
+    with replacing(file) as temporary:
+        temporary.write_bytes(memoryview(engine))
+    return {
+        "compute_capability": str(target.compute_capability),
+        "torch-tensorrt": str(torch_tensorrt.__version__),
+        # The TensorRT that opens the engine must have this version.
+        "tensorrt": str(importlib.import_module("tensorrt").__version__),
+        **measured_on(),
+    }

@@ -178,10 +178,6 @@ def tensorrt_log(trt: ModuleType) -> Any:
         """Latest (severity, text) except VERBOSE ones, the builder's listing of the latest engine's layers, and an
         exception raised while a message was recorded, e.g. by Ctrl-C, which must not propagate through TensorRT."""
 
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.clear()
-
         def clear(self) -> None:
             self.messages: deque[tuple[str, str]] = deque(maxlen=10_000)
             self.listing = ""
@@ -204,4 +200,6 @@ def tensorrt_log(trt: ModuleType) -> Any:
             errors = self.texts("INTERNAL_ERROR", "ERROR")
             return errors[-1].strip().splitlines()[0][:300] if errors else "TensorRT gives no reason"
 
-    return Log()
+    log = Log()
+    log.clear()
+    return log

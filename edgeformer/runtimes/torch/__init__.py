@@ -61,14 +61,14 @@ class TorchRuntime(Runtime):
 
         from edgeformer.models import model_spec_of, read_run_recipe
         from edgeformer.models.weights import load_model
-        from edgeformer.runtimes.torch.session import torch_decoder
+        from edgeformer.runtimes.torch.session import TorchEngine
 
         run = files.file.parents[len(Path(str(files.artifact.file)).parts)]  # the folder around the bundle's
         if not (run / MODEL_FOLDER).is_dir():
             raise ArtifactError(f"{run}: is no run; torch needs its weights, so measure the bundle in its folder")
         torch.set_num_threads(options.threads or torch.get_num_threads())
         model: Any = load_model(run).to(self.device(options.provider))
-        return torch_decoder(model_spec_of(read_run_recipe(run)).adapter.decoder(model))
+        return Decoder(TorchEngine(model_spec_of(read_run_recipe(run)).adapter.decoder(model)))
 
     def device(self, provider: str | None) -> str:
         """Return torch's name of the device that ``provider`` computes on; None: a GPU if torch finds one.

@@ -1,4 +1,4 @@
-"""Run a torch module as a Session, or a model with caches as a Decoder, with numpy inputs and outputs."""
+"""Run a torch module as a Session, or a model with caches in a Decoder, with numpy inputs and outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from typing_extensions import Self
 
 from edgeformer.artifacts.errors import EdgeformerError
-from edgeformer.runtimes.decoder import Decoder, LoopEngine
+from edgeformer.runtimes.decoder import LoopEngine
 from edgeformer.runtimes.session import Array, InputType, Session, check_inputs
 
 _TOKENS = InputType("int64", ("batch", "seq"))
@@ -52,7 +52,7 @@ class TorchSession(Session):
 
 
 class TorchEngine(LoopEngine[torch.Tensor]):
-    """Loop engine on a model with caches, whose state is [B, n, C] on its device.
+    """Loop engine on a model with caches, in evaluation mode, whose state is [B, n, C] on its device.
 
     The model has ``fresh()`` (the same without tokens), ``embed(ids [B, n], start, keep=…)``, ``run_loop(number from 0,
     state, keep=…)``, ``logits(state […, C], loop)`` → float32 […, V], ``loops``, ``max_positions`` and ``device``.
@@ -83,8 +83,3 @@ class TorchEngine(LoopEngine[torch.Tensor]):
     def hidden(self, state: torch.Tensor) -> Array:
         hidden: Array = state[:, -1].float().cpu().numpy()
         return hidden
-
-
-def torch_decoder(model: Any) -> Decoder[torch.Tensor]:
-    """Return the decoder of a model in evaluation mode, see :class:`TorchEngine`; a model serves one decoder only."""
-    return Decoder(TorchEngine(model))

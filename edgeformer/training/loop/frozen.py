@@ -212,7 +212,8 @@ def fit_logistic(
     targets = torch.from_numpy(labels)
     if is_single:
         inputs, targets = inputs[targets != IGNORED], F.one_hot(targets[targets != IGNORED], classes)
-    loss = cross_entropy([(1.0, targets.float())]) if is_single else binary_cross_entropy(targets.float())
+    targets = targets.float()
+    loss = partial(cross_entropy, [(1.0, targets)]) if is_single else partial(binary_cross_entropy, targets)
     # scikit-learn fits one vector for two classes: the difference of the two here, whose squares sum to half of it. The
     # binary cross-entropy is a mean over the labels.
     penalty = (2 if is_single and classes == 2 else 1) / (strength * len(inputs) * (1 if is_single else classes))
