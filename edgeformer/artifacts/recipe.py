@@ -319,6 +319,11 @@ class Recipe(Frozen):
         self.model.check_recipe(self.data, self.training)
         return self
 
+    @property
+    def classes(self) -> int:
+        """Number of outputs of a model that classifies texts or tokens; 1: a number."""
+        return max(1, len(self.data.classes))
+
     def with_vocabulary(self, size: int) -> Self:
         """Return the same recipe with ``model.vocab_size`` tokens."""
         return self.model_copy(update={"model": self.model.model_copy(update={"vocab_size": size})})

@@ -13,7 +13,6 @@ from typing import Literal
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
@@ -163,14 +162,6 @@ def _compare_presence(
     ids = tuple(dict.fromkeys((*old_artifacts, *new_artifacts)))
     if not ids:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
-
-    def absence(side: str, artifact: ArtifactManifest | None) -> str:
-        """Return why a side has no such artifact; empty: it was built."""
-        if artifact is None:
-            return f"the {side} lacks it"
-        reason = artifact.reason or "no reason is recorded"
-        return "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
-
     checks: list[GateCheck] = []
     pairs: list[ArtifactPair] = []
     notes: list[str] = []
@@ -178,7 +169,14 @@ def _compare_presence(
         if name not in ids:
             raise InputError(f"--artifact {name}: neither bundle has this artifact; they have {', '.join(ids)}")
         old, new = old_artifacts.get(name), new_artifacts.get(name)
-        why_no_old, why_no_new = absence("baseline", old), absence("candidate", new)
+        absences = []  # why a side has no such artifact; empty: it was built
+        for side, artifact in (("baseline", old), ("candidate", new)):
+            absence = f"the {side} lacks it"
+            if artifact is not None:
+                reason = artifact.reason or "no reason is recorded"
+                absence = "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
+            absences.append(absence)
+        why_no_old, why_no_new = absences
         if old is not None and new is not None and not why_no_old and not why_no_new:
             pairs.append(ArtifactPair(old, new))
         elif why_no_new and (selected or not why_no_old):

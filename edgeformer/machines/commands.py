@@ -45,10 +45,6 @@ _BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.y
 class RemoteError(EdgeformerError):
     """A command failed on a machine; the exit code is that of the command there."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
 
 class MachineProgress(Progress):
     """Progress of one of several machines: each bar becomes a line, with the name of its machine."""

@@ -76,7 +76,7 @@ def draw_pictures(report: Report) -> list[Picture]:
         del drawn["estimates"]
     pictures = [_draw_picture(name, entries, report, entries) for name, entries in drawn.items()]
     if report.search is not None:
-        pictures.append(draw_choice(report.search, _colours_of(report)))
+        pictures.append(draw_choice(report.search, _colours(row.artifact for row in report.rows)))
     return pictures
 
 
@@ -95,7 +95,7 @@ def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
 
 
 def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int | None = None) -> Picture:
-    """Draw ``content``, which shows ``entries``; ``heights``: number of entries that take height, if not all do."""
+    """Draw ``content``, which shows ``entries``, as SVG for a page; ``heights``: number of those that take height."""
     picture = PICTURES[name]
     if picture.draw is _draw_times and len(entries) > MAX_ROWS:
         heights = MAX_ROWS
@@ -105,12 +105,7 @@ def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int
         return picture._replace(missing=f"{canvas.NO_PICTURE}; the tables hold the same figures")
     if not entries:
         return picture
-    height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
-    return picture._replace(svg=_draw_svg(name, height, picture.draw, *content))
-
-
-def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
-    """Draw ``content`` as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
+    # Unique ids, no metadata, colours from the style sheet's variables.
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -120,8 +115,9 @@ def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any
         "xtick.labelsize": 8, "hatch.linewidth": 0.7,
     }  # fmt: skip
     with matplotlib.rc_context(settings):
+        height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        draw(canvas.bare(figure.subplots()), *content)
+        picture.draw(canvas.bare(figure.subplots()), *content)
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -139,23 +135,18 @@ def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any
     for colour, variable in variables.items():
         svg = svg.replace(colour, f"var(--{variable})")
     # The reader's machine may not have matplotlib's font.
-    return re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
+    return picture._replace(svg=re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg))
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name."""
+    """Return a colour for each name; of the artifacts of a report's rows, the same in every chart."""
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(dict.fromkeys(names))}
-
-
-def _colours_of(report: Report) -> dict[str, str]:
-    """Return the colour of each artifact, the same in every chart."""
-    return _colours(row.artifact for row in report.rows)
 
 
 def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
     """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
     rows = rows[:MAX_ROWS]
-    status, colours, ends = rows[0].latency_ms.status, _colours_of(report), list[float]()
+    status, colours, ends = rows[0].latency_ms.status, _colours(row.artifact for row in report.rows), list[float]()
     for y, row in enumerate(rows):
         latency, colour, text = row.latency_ms, colours[row.artifact], format_milliseconds(row.latency_ms.p50)
         if status == "estimated":
@@ -191,7 +182,7 @@ def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
 
 def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]]) -> None:
     """Draw the peak memory of each artifact and the device's budget."""
-    colours, ends = _colours_of(report), list[float]()
+    colours, ends = _colours(row.artifact for row in report.rows), list[float]()
     for y, (name, memory) in enumerate(peaks):
         high, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
         if memory.status == "estimated":

@@ -92,8 +92,12 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
 
     # 1. Texts of figures.
     def first_call(row: Row, figure: str) -> Any:
-        cold_row = report.cold_row_of(row)
-        return attrgetter(figure)(cold_row) if cold_row is not None else None
+        """Return a figure of the first call of the process that measured ``row``, for the first row of that process."""
+        process = attrgetter("where", "artifact", "provider", "threads")
+        rows = [other for other in report.rows if other.where == "host" and process(other) == process(row)]
+        first = next((other for other in rows if other.phase != "cold"), None)
+        cold_row = next((other for other in reversed(rows) if other.phase == "cold"), None)
+        return attrgetter(figure)(cold_row) if first is row and cold_row is not None else None
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -264,12 +268,6 @@ PUBLISHED: TableColumns[PublishedTime] = TableColumns(
     Column("source", flows=True),
 )
 """Published times of the device."""
-
-
-def nearest_published(report: Report) -> list[PublishedTime]:
-    """Return the published times that are most similar to the estimated rows."""
-    checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
-    return list(dict.fromkeys(time for check in checks for time in check.nearest))
 
 
 def missing_measurements(report: Report) -> list[tuple[str, str]]:

@@ -35,7 +35,6 @@ from edgeformer.report.context import (
     candidate_columns,
     candidate_style,
     metric_named,
-    nearest_published,
 )
 from edgeformer.report.sentences import badge_markdown, checks_sentence
 from edgeformer.run import Location
@@ -74,13 +73,6 @@ def report_files(report: Report, location: Location) -> list[Path]:
     return [location.reports / f"{report.stem}.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
 
 
-def write_interrupted(report: Report, location: Location) -> Path:
-    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json`` and return the path."""
-    path = location.reports / "interrupted" / f"{report.stem}.json"
-    write_json(path, report)
-    return path
-
-
 def as_csv(context: ReportContext) -> str:
     """Return a line per row, units in the column names; ``status`` is the latency's."""
     return context.columns("csv").csv(context.report.rows)
@@ -104,6 +96,8 @@ def as_html(context: ReportContext) -> str:
     """Return the page. The template escapes all text; the page loads nothing."""
     report, host_rows, device_rows = context.report, context.host_rows, context.device_rows
     checks = report.verdict.checks
+    published_checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
+    published = [*dict.fromkeys(time for check in published_checks for time in check.nearest)]
     check_classes = ["estimated" if c.basis == "estimated" and c.value is not None else "" for c in checks]
     host_columns = context.columns("html host").drop_empty(host_rows, "p90", "p99", "energy")
     candidates = None
@@ -117,7 +111,7 @@ def as_html(context: ReportContext) -> str:
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
         sizes=SIZES.html([*report.split_sizes.values()]), facts=FACTS.html(context.facts),
         estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks), checks_sentence=checks_sentence(report),
-        published=PUBLISHED.html(nearest_published(report)),
+        published=PUBLISHED.html(published),
     )  # fmt: skip
 
 

@@ -85,11 +85,6 @@ class MultiLabelRecipe(Recipe):
     data: MultiLabelData
     training: MultiLabelTraining
 
-    @property
-    def classes(self) -> int:
-        """Number of labels."""
-        return len(self.data.labels)
-
 
 class MultiLabelScore(Score):
     """Scores on one labelled set at the stated thresholds. Micro: over all labels of all rows."""

@@ -289,12 +289,6 @@ class RowSource(Task):
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
         """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
 
-    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
-        """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
-        from edgeformer.data.sources import local_parts  # predictions from a bundle need no data sets
-
-        return local_parts(data, folder)
-
     def set_name(self, data: Any, split: str, /) -> str:
         """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
         return getattr(data, "test_set", split) if split == "test" else split
@@ -389,14 +383,10 @@ class RowSource(Task):
     def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
 
-    def class_names(self, data: Any) -> tuple[str, ...]:
-        """Return the names of the model's outputs, in order; empty: they have none."""
-        return tuple(getattr(data, "labels", ()))
-
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return the keys of a run's config.json that belong to the task."""
         config: dict[str, object] = {}
-        if labels := self.class_names(recipe.data):
+        if labels := recipe.data.classes:
             config["id2label"] = {str(number): label for number, label in enumerate(labels)}
             config["label2id"] = {label: number for number, label in enumerate(labels)}
         lengths = {"max_length": recipe.data.tokens_at_once, "pad_token_id": prepared.pad}
@@ -417,7 +407,7 @@ class RowSource(Task):
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
+        labels, key = recipe.data.classes, "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
         facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
         return {**({"labels": labels} if labels else {}), **facts}
 

@@ -57,11 +57,6 @@ class TokenRecipe(Recipe):
     data: SpanData
     training: TokenTraining
 
-    @property
-    def classes(self) -> int:
-        """Number of classes of a token."""
-        return len(self.data.classes)
-
 
 class SpanScore(Score):
     """Scores on one labelled set. A span is right if its tokens and its label are, as in CoNLL's evaluation."""
@@ -227,9 +222,6 @@ class TokenClassification(TextTask):
     golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one span in them"
 
     score_rows = staticmethod(score)
-
-    def class_names(self, data: SpanData) -> tuple[str, ...]:
-        return data.classes
 
     def answer_config(self, data: SpanData) -> dict[str, object]:
         return {"problem_type": None}  # Hugging Face's problem types are of models with one answer per text
