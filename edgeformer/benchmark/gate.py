@@ -274,10 +274,9 @@ def timed_checks(
     slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), result.fewest_rounds
     decision = slowdown.decision(rules.max_slowdown)
     reason = sentences.paired_rounds(
-        rounds, fewest, rules.longest_s, result.needs_s,
+        rounds, fewest, rules.longest_s, result.needs_s, result.unsettled, result.failures,
         is_undecided=decision == "undecided", is_most=rounds >= MOST_ROUNDS,
     )  # fmt: skip
-    reason += sentences.processes_of_rounds(rounds, result.unsettled, result.failures)
     latency = GateCheck(
         name="latency",
         artifact=both.candidate.id,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, SpanData, TokenizerConfig
+from edgeformer.artifacts.data_config import DataConfig, DataSection, Source, SpanData, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
@@ -39,7 +39,7 @@ from edgeformer.data.rows import (
     score_of,
     text_parts,
 )
-from edgeformer.data.sources import Columns, label_columns, load_part, pairs_source, part_rows, read, replacement_source
+from edgeformer.data.sources import Columns, label_columns, load_part, part_rows, read, replacement_source
 from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.storage import StoredRows
 from edgeformer.data.streaming import Stream, store_training_set
@@ -329,11 +329,3 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     """Read texts without scores; each text of a pair is a row. Raises DataError."""
     rows = (row for source in sources for row in read(source, with_labels=False))
     return LabelledTexts.unlabelled([text for row in rows for text in text_parts(row.text)])
-
-
-def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read scored pairs from the columns that the user names, those of ``data``, or known ones. Raises DataError."""
-    scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
-    like = next((source for source in scored if source.text_pair is not None), None)
-    source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
-    return read_pairs([source], str(path))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, cautions
+from edgeformer.artifacts.manifest import BundleManifest, cautions
 from edgeformer.artifacts.scores import Score
 from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal
 from edgeformer.report.tables import comparable_scores
@@ -37,6 +37,7 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
     # Several graphs may share one weights file; each size includes the graph's share of it.
     shared = ", with its share of the external weights file" if any(a.weights_file for a in artifacts) else ""
     with drawing(path, title, 2 if looped else 1, (12.5 if looped else 7.0, height)) as axes:
+        # 1. Size and score
         axis = axes[0]
         bars = axis.barh([literal(artifact.id) for artifact in artifacts], sizes, 0.62, color=colours)
         axis.bar_label(bars, labels, fontsize=8)
@@ -44,33 +45,32 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
         axis.grid(axis="y", visible=False)
         axis.margins(x=0.45)
         axis.set(xlabel=f"size (MiB){shared}", title=f"size, and {scored_on}" if scored_on is not None else "size")
-        if looped:
-            _draw_drift(axes[1], looped)
+        if not looped:
+            return path
+        # 2. Drift of the loops
+        drift = axes[1]
+        tolerances: dict[float, list[str]] = {}
+        for index, artifact in enumerate(looped):
+            assert artifact.drift is not None
+            rows = [row for row in artifact.drift.loops if row.rms_error is not None]
+            # Graphs of one precision have nearly the same drift: dashes keep the line below visible.
+            same_precision = sum(other.precision == artifact.precision for other in looped[:index])
+            drift.plot(
+                [row.loop for row in rows], [row.rms_error for row in rows], "o", color=PALETTE[index % len(PALETTE)],
+                linestyle=("-", "--", ":", "-.")[same_precision % 4], label=literal(artifact.id), markersize=4,
+            )  # fmt: skip
+            tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
+        for tolerance, precisions in tolerances.items():
+            drift.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
+            text = f"tolerance of {', '.join(dict.fromkeys(precisions))}"
+            style: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 7}
+            drift.annotate(text, (0.99, tolerance), color=GREY, **style)
+        drift.set_yscale("log")
+        drift.xaxis.get_major_locator().set_params(integer=True)
+        drift.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
+        drift.set_title("drift from torch FP32, loop by loop")
+        drift.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3)
     return path
-
-
-def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
-    tolerances: dict[float, list[str]] = {}
-    for index, artifact in enumerate(artifacts):
-        assert artifact.drift is not None
-        rows = [row for row in artifact.drift.loops if row.rms_error is not None]
-        # Graphs of one precision have nearly the same drift: dashes keep the line below visible.
-        same_precision = sum(other.precision == artifact.precision for other in artifacts[:index])
-        axis.plot(
-            [row.loop for row in rows], [row.rms_error for row in rows], "o", color=PALETTE[index % len(PALETTE)],
-            linestyle=("-", "--", ":", "-.")[same_precision % 4], label=literal(artifact.id), markersize=4,
-        )  # fmt: skip
-        tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
-    for tolerance, precisions in tolerances.items():
-        axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
-        text = f"tolerance of {', '.join(dict.fromkeys(precisions))}"
-        style: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 7}
-        axis.annotate(text, (0.99, tolerance), color=GREY, **style)
-    axis.set_yscale("log")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
-    axis.set_title("drift from torch FP32, loop by loop")
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3)
 
 
 def draw_learning_curve(run: Path) -> Path | None:

@@ -405,34 +405,31 @@ NOT_COMPARABLE = "the baseline or the candidate has no comparable figure"
 
 
 def paired_rounds(
-    rounds: int, fewest: int, longest_s: float, needs_s: float | None, *, is_undecided: bool, is_most: bool
-) -> str:
-    """Return how two artifacts were timed, and why that did not decide.
+    rounds: int, fewest: int, longest_s: float, needs_s: float | None, unsettled: int, failures: Sequence[str], *,
+    is_undecided: bool, is_most: bool,
+) -> str:  # fmt: skip
+    """Return how two artifacts were timed, why that did not decide, and what was wrong with single processes.
 
     Args:
         fewest: rounds that a decision needs; ``needs_s``: seconds that they would take, if that is too long.
         longest_s: seconds after which no round begins.
+        unsettled: number of processes that did not settle; ``failures``: why rounds were repeated.
         is_most: more rounds are never measured.
     """
+    text = f"{rounds} rounds of two fresh processes"
     if needs_s is not None:
-        return (
+        text = (
             f"a decision needs at least {fewest} rounds, which would take about {needs_s / 60:.0f} minutes at the pace "
             f"of the first {rounds}; use a smaller --seq or --batch"
         )
-    text = f"{rounds} rounds of two fresh processes"
-    if not is_undecided:
-        return text
-    bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
-    bound = "the fewest that a decision needs" if rounds <= fewest else bound
-    return (
-        f"{text}, {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
-        "again on an idle machine"
-    )
-
-
-def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) -> str:
-    """Return how many processes did not settle, and which round was repeated; empty if all is well."""
-    text = f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
+    elif is_undecided:
+        bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
+        bound = "the fewest that a decision needs" if rounds <= fewest else bound
+        text += (
+            f", {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
+            "again on an idle machine"
+        )
+    text += f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
     return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
 
 

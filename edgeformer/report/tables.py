@@ -27,7 +27,8 @@ from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
-from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
+from edgeformer.data.data_warnings import UNEVEN, majority_accuracy
+from edgeformer.data.rows import excerpt
 from edgeformer.inference.verification import ArtifactCheck, Verification
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
 from edgeformer.runtimes import provider_facts
@@ -78,8 +79,9 @@ def run_table(manifest: RunManifest) -> RenderableType:
 
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
-        accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
-        caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
+        label, accuracies = majority_accuracy(data.label_rows)
+        accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in accuracies.items())
+        caption = Text(f"for comparison: always answering {label!r} has accuracy {accuracy}")
     scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.key for column in task.columns))
     return scores.terminal(title, rows, caption)
 
@@ -207,16 +209,12 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     roles: dict[str | None, str] = dict.fromkeys(column_names(source.text), "text")
     roles |= {source.text_pair: "second text", source.label: "label"}
 
-    def example(column: ColumnFacts) -> str:
-        line = " ".join(column.example.split())
-        return line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…"
-
     columns: TableColumns[ColumnFacts] = TableColumns(
         Column("column", "name"),
         Column("read as", lambda column: roles.get(column.name)),
         Column("filled", number=True),
         Column("different values", lambda column: len(column.values) if column.values else "many", number=True),
-        Column("first", "example", text=example),
+        Column("first", "example", text=lambda column: excerpt(" ".join(column.example.split()), _EXAMPLE_WIDTH)),
     )
     delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
     delimiter = f", separated by {delimiters[source.delimiter]}" if source.delimiter else ""
@@ -225,22 +223,6 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     counts = [f"{label} {rows:,}" for label, rows in guess.labels.items()]
     labels = ", ".join(counts[:12]) + (f" … ({len(counts)} in all)" if len(counts) > 12 else "")
     return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))
-
-
-def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
-    """Return the parts of a recipe's training memory and their share of the device's budget."""
-
-    parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
-    rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
-    columns: TableColumns[tuple[str, int, float]] = TableColumns(
-        Column("memory at the peak (predicted)", itemgetter(0)),
-        Column("size", itemgetter(1), "bytes"),
-        Column("of the budget", itemgetter(2), "share",
-               text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
-    )  # fmt: skip
-    title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
-    source = (f"\nbudget: {plan.budget_source}", "dim")
-    return columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
 
 
 def time_text(time: PlannedTime) -> str:
@@ -256,25 +238,42 @@ def time_text(time: PlannedTime) -> str:
     return f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)}{extent}: {time.basis}"
 
 
-def larger_batch_text(plan: Plan) -> str:
-    """Return a line with the larger batches that would fit; empty if none is known to fit."""
-    used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
-    changes = [
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the result of `plan`: memory by use, changes to a recipe that does not fit, time, larger batches, notes."""
+    # 1. Parts of the memory, and their share of the device's budget
+    parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
+    rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
+    columns: TableColumns[tuple[str, int, float]] = TableColumns(
+        Column("memory at the peak (predicted)", itemgetter(0)),
+        Column("size", itemgetter(1), "bytes"),
+        Column("of the budget", itemgetter(2), "share",
+               text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
+    )  # fmt: skip
+    title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
+    source = (f"\nbudget: {plan.budget_source}", "dim")
+    caption = Text.assemble(coloured(plan.status), f": {plan.reason}", source)
+    console.print(columns.terminal(title, rows, caption))
+    # 2. Changes that make it fit, as command-line options
+    if plan.suggestions:
+        changes: TableColumns[Suggestion] = TableColumns(
+            Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
+            Column("predicted peak", "peak_bytes", "bytes"),
+            Column("fits", lambda change: format_value(change.fits), mark=True),
+            Column("what it costs", "note"),
+        )
+        title = "What to change (the first row that fits is the cheapest that was found)"
+        console.print(changes.terminal(title, plan.suggestions))
+    # 3. Time, larger batches, and notes
+    lines = [time_text(plan.time)]
+    larger = [
         f"{' '.join(f'--set {pair}' for pair in change.set)} would use at most {format_bytes(change.peak_bytes)}"
         for change in plan.larger_batches
     ]
-    return f"{used}: {'; '.join(changes)}; whether it is faster is not measured" if changes else ""
-
-
-def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
-    """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
-    columns: TableColumns[Suggestion] = TableColumns(
-        Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
-        Column("predicted peak", "peak_bytes", "bytes"),
-        Column("fits", lambda change: format_value(change.fits), mark=True),
-        Column("what it costs", "note"),
-    )
-    return columns.terminal("What to change (the first row that fits is the cheapest that was found)", plan.suggestions)
+    if larger:
+        used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
+        lines.append(f"{used}: {'; '.join(larger)}; whether it is faster is not measured")
+    for line in (*lines, *plan.notes):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:

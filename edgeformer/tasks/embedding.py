@@ -267,9 +267,13 @@ class Embedding(TextTask):
         return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
     def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        from edgeformer.data.prepare import pairs_file
+        from edgeformer.data.prepare import read_pairs
+        from edgeformer.data.sources import pairs_source
 
-        return pairs_file(path, data, columns)
+        scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
+        like = next((source for source in scored if source.text_pair is not None), None)
+        source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
+        return read_pairs([source], str(path))
 
     def encode_rows(
         self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
