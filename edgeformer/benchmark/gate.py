@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import median, median_high
 from typing import Literal
@@ -272,7 +273,7 @@ def timed_checks(
         status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
     slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), result.fewest_rounds
-    decision = slowdown.decision(rules.max_slowdown)
+    decision, has_ends = slowdown.decision(rules.max_slowdown), slowdown.low > -1 and slowdown.high < inf
     reason = sentences.paired_rounds(
         rounds, fewest, rules.longest_s, result.needs_s, result.unsettled, result.failures,
         is_undecided=decision == "undecided", is_most=rounds >= MOST_ROUNDS,
@@ -290,8 +291,8 @@ def timed_checks(
         baseline=median_high(result.baseline_ms) if result.baseline_ms else None,
         candidate=median_high(result.candidate_ms) if result.candidate_ms else None,
         log_ratios=tuple(result.log_ratios),
-        low=slowdown.ends.get("low"),
-        high=slowdown.ends.get("high"),
+        low=slowdown.low if has_ends else None,
+        high=slowdown.high if has_ends else None,
     )
     max_growth = limit_of(options.limits, "memory")
     return [latency] if max_growth is None else [latency, memory_check(both, max_growth, result)]

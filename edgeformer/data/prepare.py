@@ -34,12 +34,11 @@ from edgeformer.data.rows import (
     comparison_key,
     first_text,
     join_pair,
-    label_rows,
     labelled,
     score_of,
     text_parts,
 )
-from edgeformer.data.sources import Columns, label_columns, load_part, part_rows, read, replacement_source
+from edgeformer.data.sources import load_part, part_rows, read
 from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.storage import StoredRows
 from edgeformer.data.streaming import Stream, store_training_set
@@ -296,17 +295,6 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     if set_of_row is not None and name != "train":
         return _held_out_sets(config, set_of_row)[name]
     return splits.make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
-
-
-def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read the rows with a text of a labelled file for a model with the data section ``data``. Raises DataError."""
-    skipped: list[str] = []
-    source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
-    rows = read(source, data.labels, data.separator, skipped=skipped)
-    texts = label_rows(rows, data.labels, data.label_values or ())
-    if not len(texts):
-        raise DataError(f"{path}: no row has a text")
-    return replace(texts, empty=len(skipped))
 
 
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:

@@ -20,7 +20,6 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.artifact import (
     check_artifact,
-    grown,
     input_buffers,
     items_of,
     load_runtime,
@@ -43,11 +42,6 @@ class Resident(Frozen):
     anonymous_bytes: int = 0
     mapped_bytes: int = Field(0, description="resident pages of the artifact's files")
     reason: str | None = None
-
-    @property
-    def bytes(self) -> int:
-        """All of it."""
-        return self.anonymous_bytes + self.mapped_bytes
 
 
 class ResidentJob(WorkerJob):
@@ -108,7 +102,7 @@ def work(document: bytes, send: Send) -> None:
             buffers, before = input_buffers(files, item[1:]), own_memory(files)
             with closing(open_workload(files, item, provider, 1, buffers)) as workload:
                 workload.first()
-                anonymous, mapped = grown(before, own_memory(files))
+                anonymous, mapped = own_memory(files, before)
             send(Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped))
         except EdgeformerError as error:
             send(Resident(index=index, provider=provider, reason=str(error)))
@@ -127,7 +121,8 @@ def add_resident(bundle: Bundle, manifest: BundleManifest) -> BundleManifest:
         if memory is not None and memory.reason is not None:
             notes.append(f"{entry.id}: memory was not measured: {memory.reason}")
         elif memory is not None and entry.sharing is not None:
-            update = {"resident_bytes": memory.bytes, "mapped_bytes": memory.mapped_bytes}
+            resident_bytes = memory.anonymous_bytes + memory.mapped_bytes
+            update = {"resident_bytes": resident_bytes, "mapped_bytes": memory.mapped_bytes}
             entry = entry.model_copy(update={"sharing": entry.sharing.model_copy(update=update)})
         entries.append(entry)
     return manifest.model_copy(update={"artifacts": tuple(entries), "notes": tuple(notes)})

@@ -76,19 +76,21 @@ def draw_pictures(report: Report) -> list[Picture]:
         del drawn["estimates"]
     pictures = [_draw_picture(name, entries, report, entries) for name, entries in drawn.items()]
     if report.search is not None:
-        pictures.append(draw_choice(report.search, _colours(row.artifact for row in report.rows)))
+        pictures.append(draw_choice(report.search, report))
     return pictures
 
 
-def draw_model_search(choice: Choice) -> Picture:
-    """Return the chart of score against latency, with a colour per model; artifacts are called model/artifact."""
-    model_of = {candidate.artifact: candidate.artifact.partition("/")[0] for candidate in choice.candidates}
-    colour_of_model = _colours(model_of.values())
-    return draw_choice(choice, {artifact: colour_of_model[model] for artifact, model in model_of.items()})
+def draw_choice(choice: Choice, report: Report | None = None) -> Picture:
+    """Return the chart of score against latency, with the colours of the other charts of a ``report``.
 
-
-def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
-    """Return the chart of score against latency; ``colours`` of the artifacts."""
+    None: of a search, whose artifacts are called model/artifact, with a colour per model.
+    """
+    if report is not None:
+        colours = _colours(row.artifact for row in report.rows)
+    else:
+        model_of = {candidate.artifact: candidate.artifact.partition("/")[0] for candidate in choice.candidates}
+        colour_of_model = _colours(model_of.values())
+        colours = {artifact: colour_of_model[model] for artifact, model in model_of.items()}
     ranked = [r for r in ranked_candidates(choice) if None not in (r.candidate.score, r.candidate.latency_ms)]
     named = [row for row in ranked if row.is_pick or row.candidate.on_front]
     return _draw_picture("search", ranked, choice, colours, ranked, heights=len(named))

@@ -359,7 +359,7 @@ class ReportContext:
     def __init__(self, report: Report) -> None:
         self.report = report
         self.status, self.sentence = sentences.verdict_status(report), sentences.verdict_sentence(report)
-        self.badge = sentences.badge_text(report)
+        self.badge = f"{report.device}: {self.status}"
         self.parameters = f"{report.parameters:,}"
         self.mark = "partial" if report.verdict.is_partial else report.verdict.status
         self.cautions, self.estimates = cautions(report), sentences.estimate_note(report)

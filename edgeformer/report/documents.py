@@ -62,20 +62,16 @@ def write_report(report: Report, location: Location) -> list[Path]:
             if time.time() - leftover.stat().st_mtime > _STALE_AFTER_S:
                 leftover.unlink()
     write_json(folder / f"{stem}.json", report)
-    documents = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
-    for kind, render in documents.items():
-        write_text(folder / f"{stem}.{kind}", render(context))
+    write_text(folder / f"{stem}.md", as_markdown(context))
+    write_text(folder / f"{stem}.csv", context.columns("csv").csv(report.rows))
+    write_text(folder / f"{stem}.html", as_html(context))
+    write_text(folder / f"{stem}.svg", badge_svg(context))
     return report_files(report, location)
 
 
 def report_files(report: Report, location: Location) -> list[Path]:
     """Return the paths of :func:`write_report`."""
     return [location.reports / f"{report.stem}.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
-
-
-def as_csv(context: ReportContext) -> str:
-    """Return a line per row, units in the column names; ``status`` is the latency's."""
-    return context.columns("csv").csv(context.report.rows)
 
 
 def as_markdown(context: ReportContext) -> str:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
+from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.progress import Progress
@@ -19,7 +20,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import LabelledTexts, Text, label_rows
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import ExitRecords
@@ -69,9 +70,15 @@ class TextTask(RowSource):
         return set_texts(data, name)
 
     def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        from edgeformer.data.prepare import file_texts
+        from edgeformer.data.sources import label_columns, read, replacement_source
 
-        return file_texts(path, data, columns)
+        skipped: list[str] = []
+        source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
+        rows = read(source, data.labels, data.separator, skipped=skipped)
+        texts = label_rows(rows, data.labels, data.label_values or ())
+        if not len(texts):
+            raise DataError(f"{path}: no row has a text")
+        return replace(texts, empty=len(skipped))
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
         size = self.texts_per_row
