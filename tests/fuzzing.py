@@ -92,11 +92,9 @@ def _read_bundle(path: Path) -> None:
 def _read_report(path: Path) -> None:
     report = read_report(path)
     context = ReportContext(report)
-    (
-        as_markdown(context),
-        context.columns("csv").csv(report.rows),
-        format_pairs(compare_reports(report, report), "markdown"),
-    )
+    as_markdown(context)
+    context.columns("csv").csv(report.rows)
+    format_pairs(compare_reports(report, report), "markdown")
 
 
 def _read_data(path: Path) -> None:

@@ -100,7 +100,7 @@ def gate_bundles(
     Raises ArtifactError: a bundle, or a file that is needed, is missing, truncated or changed; InputError: the two are
     of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot be used.
     """
-    # 1. What can be compared
+    # 1. Models of one task
     candidate, start_s = location.open_bundle(), time.perf_counter()
     task = candidate.task
     if candidate.manifest.task != baseline.manifest.task:
@@ -113,59 +113,15 @@ def gate_bundles(
             f"--eval-data: {candidate.name} is a {task.noun}, which labelled rows cannot score; leave it out"
         )
     selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
-    checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
-    notes = [*notes, *presence_notes]
-    # 2. Compare it
-    if pairs:
-        options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
-        request = resolve(options, device, candidate.manifest)
-        batch, seq = request.requirements.shape
-        named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
-        shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
-        gpu_uuid = find_target(device).gpu_uuid
-        checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
-        notes.append("both were measured alternately on this host; on another processor the ratio may differ")
-        if len(request.threads) > 1:
-            notes.append(f"measured with {request.threads[0]} threads only, the first number of --threads")
-        if all(both.baseline.sha256 == both.candidate.sha256 for both in pairs):
-            notes.append("baseline and candidate are the same files")
-        limited = {limit.quantity for limit in gate_options.limits}
-        flags = {"memory": "--max-memory-growth", "size": "--max-size-growth", "score": "--max-score-loss"}
-        notes += [f"not checked: {name} ({flag} off)" for name, flag in flags.items() if name not in limited]
-        if not isinstance(task, RowSource):
-            notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
-    # 3. The verdict
-    if not checks:
-        notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
-    statuses = {check.status for check in checks}
-    return Gate(
-        status=next((status for status in _STATUSES if status in statuses), "undecided"),
-        candidate=str(candidate.folder),
-        baseline=str(baseline.folder),
-        host=describe_host(),
-        created=now(),
-        seconds=time.perf_counter() - start_s,
-        error=gate_options.error,
-        checks=tuple(checks),
-        notes=tuple(notes),
-    )
-
-
-def _compare_presence(
-    baseline: Bundle, candidate: Bundle, selected: Sequence[str]
-) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
-    """Return a check for each artifact that only one side has built, the pairs that both have, and notes.
-
-    ``selected``: ids that the user named; empty: all of both bundles.
-    """
+    # 2. Artifacts that only one side has built, and those that both have
     old_artifacts = {artifact.id: artifact for artifact in baseline.artifacts}
     new_artifacts = {artifact.id: artifact for artifact in candidate.artifacts}
     ids = tuple(dict.fromkeys((*old_artifacts, *new_artifacts)))
     if not ids:
         raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
+    notes = [*notes]
     checks: list[GateCheck] = []
     pairs: list[ArtifactPair] = []
-    notes: list[str] = []
     for name in dict.fromkeys(selected or ids):
         if name not in ids:
             raise InputError(f"--artifact {name}: neither bundle has this artifact; they have {', '.join(ids)}")
@@ -189,7 +145,40 @@ def _compare_presence(
             checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
         else:
             notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare it with")
-    return checks, pairs, notes
+    # 3. Compare it
+    if pairs:
+        options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
+        request = resolve(options, device, candidate.manifest)
+        batch, seq = request.requirements.shape
+        named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
+        shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
+        gpu_uuid = find_target(device).gpu_uuid
+        checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
+        notes.append("both were measured alternately on this host; on another processor the ratio may differ")
+        if len(request.threads) > 1:
+            notes.append(f"measured with {request.threads[0]} threads only, the first number of --threads")
+        if all(both.baseline.sha256 == both.candidate.sha256 for both in pairs):
+            notes.append("baseline and candidate are the same files")
+        limited = {limit.quantity for limit in gate_options.limits}
+        flags = {"memory": "--max-memory-growth", "size": "--max-size-growth", "score": "--max-score-loss"}
+        notes += [f"not checked: {name} ({flag} off)" for name, flag in flags.items() if name not in limited]
+        if not isinstance(task, RowSource):
+            notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
+    # 4. The verdict
+    if not checks:
+        notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
+    statuses = {check.status for check in checks}
+    return Gate(
+        status=next((status for status in _STATUSES if status in statuses), "undecided"),
+        candidate=str(candidate.folder),
+        baseline=str(baseline.folder),
+        host=describe_host(),
+        created=now(),
+        seconds=time.perf_counter() - start_s,
+        error=gate_options.error,
+        checks=tuple(checks),
+        notes=tuple(notes),
+    )
 
 
 def _compare_pairs(

@@ -99,6 +99,7 @@ class TestEstimates:
         assert "![edgeformer rtx4050: pass (estimated)](" in text
 
     def test_csv_separates_ranges_from_measurements(self) -> None:
+        report = made_report()
         rows = list(csv.DictReader(io.StringIO(ReportContext(report).columns("csv").csv(report.rows))))
         assert [row["status"] for row in rows] == ["measured", "unavailable", "estimated"]
         assert [row["where"] for row in rows] == ["host", "host", "device"]
