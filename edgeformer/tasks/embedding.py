@@ -115,12 +115,9 @@ def vector_parity(vectors: Floats, reference: Floats, precision: Precision, prov
 class TextVector(Prediction):
     """The vector of one text, float32 [d]."""
 
-    keys = ("truncated",)
+    keys = ("truncated", "vector")
 
     vector: NDArray[np.float32]
-
-    def as_dict(self) -> dict[str, object]:
-        return {**super().as_dict(), "vector": self.vector.tolist()}
 
 
 VectorKind = Literal["float32", "int8", "binary"]

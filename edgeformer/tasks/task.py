@@ -67,9 +67,12 @@ class TextAnswer:
     text: Text
 
     def as_dict(self) -> dict[str, object]:
-        """Return the result for JSON output; the second text of a pair is ``pair``."""
+        """Return the result for JSON output, with lists for tuples and arrays; the second text of a pair is ``pair``."""
         texts = {"text": self.text} if isinstance(self.text, str) else {"text": self.text[0], "pair": self.text[1]}
-        return {**texts, **{name: getattr(self, name) for name in self.keys}}
+        values = {name: getattr(self, name) for name in self.keys}
+        values |= {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
+        values |= {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
+        return {**texts, **values}
 
 
 @dataclass(frozen=True)
