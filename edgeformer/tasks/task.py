@@ -67,12 +67,15 @@ class TextAnswer:
     text: Text
 
     def as_dict(self) -> dict[str, object]:
-        """Return the result for JSON output, with lists for tuples and arrays; the second text of a pair is ``pair``."""
-        texts = {"text": self.text} if isinstance(self.text, str) else {"text": self.text[0], "pair": self.text[1]}
-        values = {name: getattr(self, name) for name in self.keys}
-        values |= {name: list(value) for name, value in values.items() if isinstance(value, tuple)}
-        values |= {name: value.tolist() for name, value in values.items() if isinstance(value, np.ndarray)}
-        return {**texts, **values}
+        """Return the result for JSON output, arrays and tuples as lists; the second text of a pair is ``pair``."""
+        result: dict[str, object] = {"text": self.text}
+        if not isinstance(self.text, str):
+            result = {"text": self.text[0], "pair": self.text[1]}
+        for name in self.keys:
+            value = getattr(self, name)
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            result[name] = list(value) if isinstance(value, tuple) else value
+        return result
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ class TextTask(RowSource):
         return outputs["logits"]
 
     def metric_of(self, figures: Float64s) -> float:
+        """Compute F1 from :meth:`row_figures` [n, 2], in the default: twice the hits, and predicted plus right ones."""
         return ratio(*figures.sum(axis=0))
 
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
