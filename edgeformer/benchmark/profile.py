@@ -68,12 +68,11 @@ from edgeformer.tasks import RowSource, get_task
 __all__ = ["ProfileInterrupted", "ProfileOptions", "judge_report", "profile_bundle"]
 
 
+@dataclass(eq=False)
 class ProfileInterrupted(KeyboardInterrupt):
     """Ctrl-C while a bundle was profiled; ``report`` has the rows measured before it, of which nothing was judged."""
 
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
+    report: Report
 
 
 def profile_bundle(

@@ -46,17 +46,18 @@ class RemoteError(EdgeformerError):
     """A command failed on a machine; the exit code is that of the command there."""
 
 
+@dataclass(eq=False)
 class MachineProgress(Progress):
     """Progress of one of several machines: each bar becomes a line, with the name of its machine."""
 
-    def __init__(self, name: str, progress: Progress) -> None:
-        self._name, self._progress = name, progress
+    name: str
+    progress: Progress
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.message(description)
 
     def message(self, text: str) -> None:
-        self._progress.message(f"{self._name}: {text}")
+        self.progress.message(f"{self.name}: {text}")
 
 
 @dataclass(frozen=True)

@@ -138,12 +138,11 @@ def absent_figures(reason: str) -> dict[str, Any]:
     return {"latency_ms": Latency(**absent), "memory_bytes": Memory(**absent), "energy_mj": Energy(**absent)}
 
 
+@dataclass(eq=False)
 class MeasuringInterrupted(KeyboardInterrupt):
     """Ctrl-C while an artifact was measured; ``rows`` were finished before it."""
 
-    def __init__(self, rows: list[Row]) -> None:
-        super().__init__()
-        self.rows = rows
+    rows: list[Row]
 
 
 def measure_artifact(job: MeasureJob, progress: Progress, place: str = "") -> list[Row]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
+from edgeformer.artifacts.report import Choice, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
@@ -155,7 +155,20 @@ def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
             low, high = _draw_estimate(axis, y, latency.low, latency.p50 or 0.0, latency.high, colour)
             text = f"{ABOUT} {text}"
         else:
-            low, high = _draw_sample(axis, y, latency, colour)
+            # Nested bars: all calls, 5 to 95%, the middle half, the median.
+            quantiles = latency.quantiles_ms
+            last = len(quantiles) - 1
+            if last < 2:
+                low, high = latency.p50 or 0.0, latency.p90 or latency.p50 or 0.0
+                axis.plot([low, high], [y, y], color=colour, linewidth=2)
+                axis.plot([low], [y], "o", color=colour, markersize=5)
+            else:
+                shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+                low, p5, p25, p50, p75, p95, high = (quantiles[round(last * share)] for share in shares)
+                axis.plot([low, high], [y, y], color=colour, linewidth=1)
+                axis.barh(y, p95 - p5, 0.34, left=p5, color=colour, alpha=0.45)
+                axis.barh(y, p75 - p25, 0.62, left=p25, color=colour)
+                axis.plot([p50, p50], [y - 0.31, y + 0.31], color=PAPER, linewidth=1.6)
             text += " unstable" if latency.stable is False else ""
         axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
         ends += [low, high]
@@ -287,23 +300,6 @@ def _draw_candidates(
     axis.margins(0.2)
     if not metric.higher_is_better:
         axis.invert_yaxis()
-
-
-def _draw_sample(axis: Any, y: float, latency: Latency, colour: str) -> tuple[float, float]:
-    """Draw nested bars: all calls, 5 to 95%, the middle half, the median. Return the ends."""
-    quantiles = latency.quantiles_ms
-    if len(quantiles) < 3:
-        low, high = latency.p50 or 0.0, latency.p90 or latency.p50 or 0.0
-        axis.plot([low, high], [y, y], color=colour, linewidth=2)
-        axis.plot([low], [y], "o", color=colour, markersize=5)
-        return low, high
-    last = len(quantiles) - 1
-    p0, p5, p25, p50, p75, p95, p100 = (quantiles[round(last * q)] for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
-    axis.plot([p0, p100], [y, y], color=colour, linewidth=1)
-    axis.barh(y, p95 - p5, 0.34, left=p5, color=colour, alpha=0.45)
-    axis.barh(y, p75 - p25, 0.62, left=p25, color=colour)
-    axis.plot([p50, p50], [y - 0.31, y + 0.31], color=PAPER, linewidth=1.6)
-    return p0, p100
 
 
 def _draw_estimate(

@@ -114,18 +114,18 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
-
-    def stored(artifact: ArtifactManifest) -> str | None:
-        sharing = artifact.sharing
-        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing is not None else None
-
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: TableColumns[ArtifactManifest] = TableColumns(
         Column("artifact", "id"),
         Column("file", leaves=2),
         Column("size", "size_bytes", "bytes"),
-        Column("parameters stored", stored, number=True, leaves=1),
+        Column(
+            "parameters stored",
+            lambda a: f"{a.sharing.stored_parameters:,} of {a.sharing.unique_parameters:,}" if a.sharing else None,
+            number=True,
+            leaves=1,
+        ),
         Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
         Column("max_error", "parity.max_abs_error", "error", heading),
         Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),

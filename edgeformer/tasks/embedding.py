@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -176,12 +176,12 @@ class QuantizationLoss:
         return f"{self.kind} vectors against float32 on {self.texts:,} texts: {correlation}{recall}"
 
 
+@dataclass(eq=False)
 class VectorStore:
     """Makes the stored vectors of answers, and measures the loss on the first ones."""
 
-    def __init__(self, kind: VectorKind) -> None:
-        self.kind: VectorKind = kind
-        self._sample: list[NDArray[np.float32]] = []
+    kind: VectorKind
+    _sample: list[NDArray[np.float32]] = field(default_factory=list, init=False)
 
     def add(self, answers: Sequence[Any]) -> NDArray[np.float32]:
         """Return the float32 vectors [n, d] of answers (one or more), and remember the first ones."""
