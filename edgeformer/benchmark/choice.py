@@ -58,7 +58,8 @@ def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
         limits = f"at least {metric.lowest:g}"
         if metric.highest is not None:
             limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
-        raise InputError(f"--min-score {score:g}: is the {metric.accepted} of a {task.noun}; it must be {limits}")
+        accepted = f"{'lowest' if metric.higher_is_better else 'highest'} accepted {metric.name}"
+        raise InputError(f"--min-score {score:g}: is the {accepted} of a {task.noun}; it must be {limits}")
     if manifest.leaks:
         raise InputError(
             f"--choose: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "

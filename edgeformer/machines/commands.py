@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from edgeformer.benchmark.gate_result import Gate
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import add_checks, check_estimates
 from edgeformer.inference.verification import Verification
-from edgeformer.machines.connection import Connection, check_address
+from edgeformer.machines.connection import check_address
 from edgeformer.machines.machine import Machine, bundle_files
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
@@ -330,9 +329,3 @@ def add_machine(
     profile = base.model_copy(update={"name": name, "title": name, "address": address})
     save_profile(profile, file, PROFILE_COMMENT)
     return profile, file
-
-
-def clean_machine(address: str) -> int:
-    """Stop the jobs of a machine, remove everything that ``--on`` has written there, and return its size in bytes."""
-    with closing(Connection(address)) as connection:
-        return int(connection.call("clean", {})["bytes"])

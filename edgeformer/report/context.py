@@ -6,7 +6,7 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from operator import attrgetter
 from textwrap import shorten
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.device import Fact, Peaks
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
@@ -339,20 +339,6 @@ _FACT_TEXTS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
-    """Yield every fact of the device profile, with its unit, and what checks it."""
-    for name, value in device:
-        facts = [*value] if isinstance(value, Peaks) else [(name, value)]
-        for key, fact in facts:
-            title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
-            if isinstance(fact, Fact):
-                write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
-                source = "; published: ".join(filter(None, (fact.source, fact.published)))
-                yield {"fact": title, "value": write(fact.value), "checked": fact.verified, "source": source}
-            elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
-                yield {"fact": title, "value": _plain(fact), "checked": "", "source": ""}
-
-
 class ReportContext:
     """Everything that the documents of one report show; ``mark`` is the verdict's CSS class."""
 
@@ -384,7 +370,19 @@ class ReportContext:
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
-        self.facts = [*_profile_facts(report.profile)] if report.profile is not None else []
+        # Every fact of the device profile, with its unit, and what checks it.
+        self.facts: list[dict[str, str]] = []
+        for name, value in report.profile or ():
+            facts = [*value] if isinstance(value, Peaks) else [(name, value)]
+            for key, fact in facts:
+                quantity = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}")
+                entry = {"fact": quantity.replace("_", " "), "checked": "", "source": ""}
+                if isinstance(fact, Fact):
+                    write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
+                    source = "; published: ".join(filter(None, (fact.source, fact.published)))
+                    self.facts.append({**entry, "value": write(fact.value), "checked": fact.verified, "source": source})
+                elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
+                    self.facts.append({**entry, "value": _plain(fact)})
         self.created = format_time(report.created)
 
     def columns(self, layout: str) -> TableColumns[Row]:

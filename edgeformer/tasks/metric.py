@@ -49,11 +49,6 @@ class Metric(ScoreColumn):
         """Key in JSON, such as ``accuracy``."""
         return self.key
 
-    @property
-    def accepted(self) -> str:
-        """What ``--min-score`` states, such as ``lowest accepted accuracy``."""
-        return f"{'lowest' if self.higher_is_better else 'highest'} accepted {self.name}"
-
     def of(self, score: Score | None) -> float | None:
         """Return the figure of a score; None for no score or one of another task."""
         value: float | None = getattr(score, self.name, None)
