@@ -164,7 +164,7 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
             name = task.metric.name
             # F1 summarises precision and recall.
             omitted = (name, "n", "loss", "precision", "recall")
-            keys = [column.key for column in task.columns if column.key not in omitted]
+            keys = [column.name for column in task.columns if column.name not in omitted]
             record |= {"caution": LEAKS} if manifest.leaks else {}
             record |= {key: getattr(test, key, None) for key in (name, *keys, "loss")}
             if test is not None and test.by_exit:

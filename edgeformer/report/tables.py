@@ -41,7 +41,7 @@ def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambd
     """Return a task's column for rows that have its figures, or from whose score ``score_of`` takes them."""
     layout = "{:,}" if column.places is None else f"{{:,.{column.places}f}}"
     return Column(
-        column.key, lambda row: getattr(score_of(row), column.key, None), heading=column.heading, layout=layout
+        column.name, lambda row: getattr(score_of(row), column.name, None), heading=column.heading, layout=layout
     )
 
 
@@ -82,7 +82,7 @@ def run_table(manifest: RunManifest) -> RenderableType:
         label, accuracies = majority_accuracy(data.label_rows)
         accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in accuracies.items())
         caption = Text(f"for comparison: always answering {label!r} has accuracy {accuracy}")
-    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.key for column in task.columns))
+    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.name for column in task.columns))
     return scores.terminal(title, rows, caption)
 
 
@@ -153,7 +153,7 @@ def evaluation_table(name: str, task: Task, rows: Sequence[EvaluationRow]) -> Te
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    selected = TableColumns(*columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
+    selected = TableColumns(*columns).drop_empty(rows, "exit", *(column.name for column in task.columns))
     selected = selected.omit(*([] if len(providers) > 1 else ["computed by"]))
     return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 

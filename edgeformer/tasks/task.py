@@ -170,7 +170,7 @@ class Scorer(Protocol):
 
     def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
-        figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
+        figures: dict[str, Any] = {column.name: getattr(score, column.name) for column in self.columns}
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
 
     parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
