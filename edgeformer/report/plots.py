@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import BundleManifest, cautions
-from edgeformer.artifacts.scores import Score
 from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
@@ -112,10 +110,34 @@ def draw_learning_curve(run: Path) -> Path | None:
         losses.legend(frameon=False, fontsize=8)
         if has_exits:
             losses.figure.get_layout_engine().set(wspace=0.04)
-            if score is not None:
-                _draw_exits(panels, score, metric.name)
+            if score is None:
+                return path
+            # 3. Draw the metric of each exit, where tokens leave, and the metric over the mean loops.
+            (exits, shares, trade), early, name = panels, score.leaving_early, metric.name
+            loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
+            bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
+            exits.bar_label(bars, [f"{value:,.4g}" for value in values], fontsize=8, padding=2)
+            exits.set(title=f"{name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
+            exits.margins(y=0.12)
+            shares.set(title="where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
+            trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
+            if early is not None:
+                left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
+                labels = [
+                    f"{loop}\n{f'τ {early.thresholds[loop]:.2f}' if loop in early.thresholds else 'the rest'}"
+                    for loop in left_after
+                ]
+                bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
+                shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
+                value = float(getattr(early, name))
+                label = f"by confidence: {value:,.4g} at {early.mean_loops:.2f} loops"
+                trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
+            trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
+            trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
+            trade.margins(y=0.18)
+            trade.legend(frameon=False, fontsize=8)
             return path
-        # 3. Draw the metric, the kept weights and the learning rate.
+        # 4. Draw the metric, the kept weights and the learning rate.
         scores, rates = panels
         values = epochs[f"val_{metric.name}"]
         scores.plot(epochs["epoch"], values, "o-", color=ORANGE, label="validation")
@@ -136,34 +158,6 @@ def draw_learning_curve(run: Path) -> Path | None:
         rates.plot(steps["epoch"], steps["lr"], color=BLUE)
         rates.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path
-
-
-def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:
-    """Draw the metric of each exit, where tokens leave, and the metric over the mean loops."""
-    (exits, shares, trade), early = panels, score.leaving_early
-    loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
-    bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
-    exits.bar_label(bars, [f"{value:,.4g}" for value in values], fontsize=8, padding=2)
-    exits.set(title=f"{name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
-    exits.margins(y=0.12)
-
-    shares.set(title="where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
-    trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
-    if early is not None:
-        left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
-        labels = [
-            f"{loop}\n{f'τ {early.thresholds[loop]:.2f}' if loop in early.thresholds else 'the rest'}"
-            for loop in left_after
-        ]
-        bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
-        shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
-        value = float(getattr(early, name))
-        label = f"by confidence: {value:,.4g} at {early.mean_loops:.2f} loops"
-        trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
-    trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
-    trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
-    trade.margins(y=0.18)
-    trade.legend(frameon=False, fontsize=8)
 
 
 def _shades(count: int) -> list[str]:
