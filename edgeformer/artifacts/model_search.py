@@ -67,7 +67,3 @@ class ModelSearch(Frozen):
         if search is None or search.closest is None:
             return self.picked
         return search.candidates[search.closest].artifact
-
-    def test_of(self, candidate: str) -> ScoredTest | None:
-        """Return the test score of ``model/artifact``, if it was recommended."""
-        return next((test for test in self.tests if test.candidate == candidate), None)

@@ -156,7 +156,8 @@ class _ModelSearch:
 
         # 3. Score the recommended artifact on the test rows, unless an earlier call did
         best, search = self.result.best, self.result.search
-        if search is not None and best is not None and self.result.test_of(best) is None:
+        tested = {test.candidate for test in self.result.tests}
+        if search is not None and best is not None and best not in tested:
             run, (_, _, artifact) = self._searched(best.partition("/")[0]).run, best.partition("/")
             rows = self._run("evaluate", run, "--artifact", artifact)["rows"]
             row = next(row for row in rows if row["artifact"] == artifact and row["exit"] is None)

@@ -70,7 +70,7 @@ def recommendation(result: ModelSearch) -> str:
 
 def test_text(result: ModelSearch) -> str:
     """Return the score of the recommended or best artifact on the test rows; empty: not scored."""
-    test = result.test_of(result.best) if result.best is not None else None
+    test = next((test for test in result.tests if test.candidate == result.best), None)
     if test is None or result.search is None:
         return ""
     metric = metric_named(result.search.metric)

@@ -129,9 +129,9 @@ def draw_learning_curve(run: Path) -> Path | None:
                 ]
                 bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
                 shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
-                value = float(getattr(early, name))
-                label = f"by confidence: {value:,.4g} at {early.mean_loops:.2f} loops"
-                trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
+                early_value = float(getattr(early, name))
+                label = f"by confidence: {early_value:,.4g} at {early.mean_loops:.2f} loops"
+                trade.plot(early.mean_loops, early_value, "*", color=RED, markersize=13, label=label, zorder=3)
             trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
             trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
             trade.margins(y=0.18)
