@@ -43,6 +43,11 @@ class Resident(Frozen):
     mapped_bytes: int = Field(0, description="resident pages of the artifact's files")
     reason: str | None = None
 
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.anonymous_bytes + self.mapped_bytes
+
 
 class ResidentJob(WorkerJob):
     """Artifacts that one runtime opens on the processor, each in a process of its own."""
@@ -121,8 +126,7 @@ def add_resident(bundle: Bundle, manifest: BundleManifest) -> BundleManifest:
         if memory is not None and memory.reason is not None:
             notes.append(f"{entry.id}: memory was not measured: {memory.reason}")
         elif memory is not None and entry.sharing is not None:
-            resident_bytes = memory.anonymous_bytes + memory.mapped_bytes
-            update = {"resident_bytes": resident_bytes, "mapped_bytes": memory.mapped_bytes}
+            update = {"resident_bytes": memory.bytes, "mapped_bytes": memory.mapped_bytes}
             entry = entry.model_copy(update={"sharing": entry.sharing.model_copy(update=update)})
         entries.append(entry)
     return manifest.model_copy(update={"artifacts": tuple(entries), "notes": tuple(notes)})
