@@ -118,8 +118,7 @@ def test_a_process_that_dies_is_reported(bundle: Bundle) -> None:
         patch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", code])
         end = run_job(job, messages.append)
     assert end.reason is None and [message.index for message in messages] == [0, 1]
-    assert all("ended early" in str(message.reason) for message in messages)
-    assert all(message.anonymous_bytes == message.mapped_bytes == 0 for message in messages)
+    assert all("ended early" in str(message.reason) and message.bytes == 0 for message in messages)
 
 
 def test_memory_without_a_file_on_disk_counts_as_anonymous(tmp_path: Path) -> None:
