@@ -261,16 +261,13 @@ def find_enclosing_run(bundle: Path) -> Path | None:
 
 def run_folders(artifacts: Path) -> list[Path]:
     """Return the folders in ``artifacts`` that hold a run, oldest first."""
-
-    def start_time(folder: Path) -> tuple[str, str]:
-        try:
-            content = read_at_most(folder / workspace.RUN_FILE, workspace.MOST_JSON_BYTES)
-            return str(json.loads(content)["started"]), folder.name
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "", folder.name
-
-    folders = [path.parent for path in artifacts.glob(f"*/{workspace.RUN_FILE}")]
-    return sorted((folder for folder in folders if not folder.name.startswith(".")), key=start_time)
+    started: dict[Path, str] = {}
+    for path in artifacts.glob(f"*/{workspace.RUN_FILE}"):
+        if not path.parent.name.startswith("."):
+            started[path.parent] = ""
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                started[path.parent] = str(json.loads(read_at_most(path, workspace.MOST_JSON_BYTES))["started"])
+    return sorted(started, key=lambda folder: (started[folder], folder.name))
 
 
 def read_run(folder: Path) -> RunManifest:

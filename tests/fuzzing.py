@@ -23,7 +23,7 @@ from edgeformer.data.sources import file_source, read
 from edgeformer.models import load_recipe
 from edgeformer.report.compare import compare_reports, format_pairs
 from edgeformer.report.context import ReportContext
-from edgeformer.report.documents import as_csv, as_markdown
+from edgeformer.report.documents import as_markdown
 from edgeformer.run import Run
 
 _OLD = Path(__file__).parent / "old_format" / "classifier-v1"
@@ -92,7 +92,9 @@ def _read_bundle(path: Path) -> None:
 def _read_report(path: Path) -> None:
     report = read_report(path)
     context = ReportContext(report)
-    as_markdown(context), as_csv(context), format_pairs(compare_reports(report, report), "markdown")
+    as_markdown(context)
+    context.columns("csv").csv(report.rows)
+    format_pairs(compare_reports(report, report), "markdown")
 
 
 def _read_data(path: Path) -> None:

@@ -289,6 +289,11 @@ class DataSection(Recognised):
         )
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the model's outputs, in order; empty: they have none."""
+        return tuple(getattr(self, "labels", ()))
+
+    @property
     def synthetic(self) -> bool:
         """Whether any source is the built-in text generator."""
         return any(source.kind == "synthetic-reviews" for source in self.sources)
@@ -402,7 +407,8 @@ class DataConfig(DataSection):
         return labels
 
     @model_validator(mode="after")
-    def _fits_split(self) -> Self:
+    def _keys_fit_each_other(self) -> Self:
+        # 1. Labels, reductions and the protocol
         values = self.label_values
         if values is not None and not len({*values}) == len(values) == len(self.labels):
             raise ValueError("label_values: must be different, one for each of labels")
@@ -425,10 +431,7 @@ class DataConfig(DataSection):
         missing = [part for part in needs if part not in self.parts]
         if missing:
             raise ValueError(f"split {self.split!r} needs the parts {', '.join(needs)}; missing: {', '.join(missing)}")
-        return self
-
-    @model_validator(mode="after")
-    def _unlabelled_texts_fit(self) -> Self:
+        # 2. Unlabelled texts
         labelled = [source for sources in self.parts.values() for source in sources]
         is_pair = {source.text_pair is not None for source in (*labelled, *self.unlabelled)}
         if self.unlabelled and self.stream:
@@ -438,10 +441,7 @@ class DataConfig(DataSection):
                              "text_pair: of its sources as in parts")  # fmt: skip
         if self.unlabelled_unit == "sentences" and True in is_pair:
             raise ValueError("unlabelled_unit: sentences is not possible with pairs of texts; set it to texts")
-        return self
-
-    @model_validator(mode="after")
-    def _can_stream(self) -> Self:
+        # 3. Streaming
         if not self.stream:
             return self
         cut = [key for key in ("longest", "shortest", "balance") if getattr(self, key) is not None]

@@ -11,9 +11,17 @@ from contextlib import contextmanager
 
 
 class EdgeformerError(Exception):
-    """Base class of all errors. ``str(error)`` is the complete message for the user, without a traceback."""
+    """Base class of all errors. ``str(error)`` is the complete message for the user, without a traceback.
+
+    ``exit_code``: None: that of the class.
+    """
 
     exit_code = 1
+
+    def __init__(self, message: str = "", exit_code: int | None = None) -> None:
+        super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
 
 class InputError(EdgeformerError):
@@ -63,11 +71,7 @@ class InterruptedRun(EdgeformerError):
 
 
 class AlreadyReported(EdgeformerError):
-    """Ends this process without output, with the exit code of another process that prints ``message``."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    """Ends this process without output, with the exit code of another process that prints the message."""
 
 
 _LONGEST_NAME, _MOST_NAMES = 80, 1000

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,40 +44,39 @@ class Golden:
     arrays: Mapping[str, Array]
 
     def __post_init__(self) -> None:
-        problem = self._graph_problem() if self.cases(INPUT) else self._text_problem()
+        problem = next(self._problems(), None)
         if problem is not None:
             raise GoldenError(f"{self.path}: damaged: {problem}; {REMEDY}")
 
-    def _graph_problem(self) -> str | None:
-        calls = {len(array) if array.ndim else 0 for array in self.arrays.values()}
-        if len(calls) > 1 or 0 in calls:
-            return f"the arrays have different numbers of calls: {sorted(calls)}"
-        for name, array in self.arrays.items():
-            if not name.startswith((INPUT, OUTPUT)):
-                return f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
-            if array.dtype.kind not in "iufb":
-                return f"{name} holds {array.dtype}, not numbers"
-            if name.startswith(INPUT) and 0 in array.shape:
-                return f"{name} is empty: {list(array.shape)}"
-        return None
-
-    def _text_problem(self) -> str | None:
+    def _problems(self) -> Iterator[str]:
+        """Yield what does not follow the schema; a check relies on those before it."""
+        if self.cases(INPUT):
+            calls = {len(array) if array.ndim else 0 for array in self.arrays.values()}
+            if len(calls) > 1 or 0 in calls:
+                yield f"the arrays have different numbers of calls: {sorted(calls)}"
+            for name, array in self.arrays.items():
+                if not name.startswith((INPUT, OUTPUT)):
+                    yield f"{name} is neither an input ({INPUT}…) nor an output ({OUTPUT}…)"
+                if array.dtype.kind not in "iufb":
+                    yield f"{name} holds {array.dtype}, not numbers"
+                if name.startswith(INPUT) and 0 in array.shape:
+                    yield f"{name} is empty: {list(array.shape)}"
+            return
         if _IDS not in self.arrays:
-            return f"it has no {_IDS}"
+            yield f"it has no {_IDS}"
         ids = self.arrays[_IDS]
         texts = [self.arrays[name] for name in (_IDS, _MASK, TOKEN_TYPES) if name in self.arrays]
         is_alike = {(array.dtype, array.shape) for array in texts} == {(np.dtype(np.int64), ids.shape)}
         if ids.ndim != 2 or 0 in ids.shape or not is_alike:
             shapes = " and ".join(f"{array.dtype}{list(array.shape)}" for array in texts)
-            return f"input_ids must be int64 [n, S], with a mask and types of the same shape, but are {shapes}"
+            yield f"input_ids must be int64 [n, S], with a mask and types of the same shape, but are {shapes}"
         if not self.arrays.get(_MASK, np.ones_like(ids)).any(axis=1).all():
-            return "a row holds padding only"
+            yield "a row holds padding only"
         for name, array in self.arrays.items():
             if array.dtype.kind not in "iuf":
-                return f"{name} holds {array.dtype}, not numbers"
+                yield f"{name} holds {array.dtype}, not numbers"
             if array.ndim and (0 in array.shape or len(array) != len(ids)):
-                return f"{name} has the shape {list(array.shape)}, which does not fit {len(ids)} rows"
-        return None
+                yield f"{name} has the shape {list(array.shape)}, which does not fit {len(ids)} rows"
 
     def __len__(self) -> int:
         """Return the number of rows or calls."""

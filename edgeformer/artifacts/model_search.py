@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.report import Choice
-from edgeformer.artifacts.workspace import read_manifest
 
 SEARCH_FILE = "search.json"
 
@@ -69,13 +67,3 @@ class ModelSearch(Frozen):
         if search is None or search.closest is None:
             return self.picked
         return search.candidates[search.closest].artifact
-
-    def test_of(self, candidate: str) -> ScoredTest | None:
-        """Return the test score of ``model/artifact``, if it was recommended."""
-        return next((test for test in self.tests if test.candidate == candidate), None)
-
-
-def read_model_search(folder: Path) -> ModelSearch | None:
-    """Return the search in a folder, None if there is none. Raises ArtifactError for a damaged file."""
-    path = folder / SEARCH_FILE
-    return read_manifest(ModelSearch, path) if path.is_file() else None

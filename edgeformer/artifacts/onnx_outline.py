@@ -191,7 +191,20 @@ def read_outline(path: Path) -> Outline:
             inputs = map(_port, graph.members[11])
             outline.inputs = tuple(port for port in inputs if port.name not in stored)
             outline.outputs = tuple(map(_port, graph.members[12]))
-            outline.tables = _tables(graph.members[1], {port.name for port in outline.inputs}, stored)
+            # Tables that a Gather along the first axis indexes with an input.
+            outline.tables, origin = {}, {port.name: port.name for port in outline.inputs}
+            for node in graph.members[1]:  # in the order in which they run
+                operator, sources = node.text(4), [name.decode("utf-8") for name in node.members[1]]
+                result = node.members[2][0].decode("utf-8") if node.members[2] else ""
+                if operator in _SAME and sources and sources[0] in origin and result:
+                    origin[result] = origin[sources[0]]
+                elif operator == "DequantizeLinear" and sources and sources[0] in stored and result:
+                    stored[result] = stored[sources[0]]
+                elif operator in _PICKS and len(sources) >= 2:
+                    axes = [attribute.numbers[3] for attribute in node.members[5] if attribute.text(1) == "axis"]
+                    table, picked = stored.get(sources[0], []), origin.get(sources[1])
+                    if picked is not None and len(table) > 1 and not any(axis[-1:] not in ([], [0]) for axis in axes):
+                        outline.tables[picked] = min(table[0], outline.tables.get(picked, table[0]))
     except (OSError, ValueError, IndexError) as error:
         raise ArtifactError(f"{path}: not an ONNX graph that can be read ({error})") from None
     if not outline.outputs or not outline.opsets:
@@ -226,22 +239,3 @@ def _port(port: _Message) -> Port:
                     sizes.append(name or (size if 0 < size < 1 << 62 else None))
                 shape = tuple(sizes)
     return Port(port.text(1), kind, dtype, shape)
-
-
-def _tables(nodes: list[_Message], inputs: set[str], stored: dict[str, list[int]]) -> dict[str, int]:
-    """Return input → rows of the stored table that it indexes through a Gather along the first axis."""
-    origin = {name: name for name in inputs}
-    counts: dict[str, int] = {}
-    for node in nodes:  # in the order in which they run
-        operator, sources = node.text(4), [name.decode("utf-8") for name in node.members[1]]
-        result = node.members[2][0].decode("utf-8") if node.members[2] else ""
-        if operator in _SAME and sources and sources[0] in origin and result:
-            origin[result] = origin[sources[0]]
-        elif operator == "DequantizeLinear" and sources and sources[0] in stored and result:
-            stored = {**stored, result: stored[sources[0]]}
-        elif operator in _PICKS and len(sources) >= 2:
-            axes = [attribute.numbers[3] for attribute in node.members[5] if attribute.text(1) == "axis"]
-            table, picked = stored.get(sources[0], []), origin.get(sources[1])
-            if picked is not None and len(table) > 1 and not any(axis[-1:] not in ([], [0]) for axis in axes):
-                counts[picked] = min(table[0], counts.get(picked, table[0]))
-    return counts

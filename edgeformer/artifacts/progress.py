@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partialmethod
 from typing import Any
 
@@ -33,17 +34,17 @@ class Progress:
 SILENT = Progress()  # default for library use
 
 
+@dataclass(eq=False)
 class Lasting(Progress):
     """Wrapper of a progress whose output may be closed: printing errors do not end the work."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._shown = progress
+    shown: Progress
 
     def _show(self, method: str, *arguments: Any, **fields: Any) -> None:
         try:
-            getattr(self._shown, method)(*arguments, **fields)
+            getattr(self.shown, method)(*arguments, **fields)
         except (OSError, ValueError):  # a closed pipe, a terminal that is gone, a closed stream
-            self._shown = SILENT
+            self.shown = SILENT
 
     start, advance = partialmethod(_show, "start"), partialmethod(_show, "advance")
     finish, message = partialmethod(_show, "finish"), partialmethod(_show, "message")

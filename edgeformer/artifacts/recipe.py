@@ -12,6 +12,7 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import (
+    DataConfig,
     DataSection,
     Name,
     PositiveFloat,
@@ -318,6 +319,11 @@ class Recipe(Frozen):
             )
         self.model.check_recipe(self.data, self.training)
         return self
+
+    @property
+    def classes(self) -> int | None:
+        """Number of outputs for a text or token: its classes, or 1 for a number; None: neither labels nor numbers."""
+        return max(1, len(self.data.classes)) if isinstance(self.data, DataConfig) else None
 
     def with_vocabulary(self, size: int) -> Self:
         """Return the same recipe with ``model.vocab_size`` tokens."""

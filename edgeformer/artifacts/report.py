@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -417,14 +416,6 @@ class Report(Frozen):
     def split_sizes(self) -> dict[str, SizeParts]:
         """Artifact → its sizes, if the bundle says what its bytes are for."""
         return {parts.artifact: parts for parts in self.sizes if parts.embeddings or parts.block or parts.heads}
-
-    def cold_row_of(self, row: Row) -> Row | None:
-        """Return the first call of the process that measured ``row``; None if another row of it comes before."""
-        process = attrgetter("where", "artifact", "provider", "threads")
-        rows = [other for other in self.rows if other.where == "host" and process(other) == process(row)]
-        if next((other for other in rows if other.phase != "cold"), None) is not row:
-            return None
-        return next((other for other in reversed(rows) if other.phase == "cold"), None)
 
 
 _LARGEST = 2**63 - 1  # maximum absolute value of a number in a report

@@ -58,7 +58,8 @@ def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
         limits = f"at least {metric.lowest:g}"
         if metric.highest is not None:
             limits = f"from {metric.lowest:g} to {metric.highest:g} (0.91 is 91%)"
-        raise InputError(f"--min-score {score:g}: is the {metric.accepted} of a {task.noun}; it must be {limits}")
+        accepted = f"{'lowest' if metric.higher_is_better else 'highest'} accepted {metric.name}"
+        raise InputError(f"--min-score {score:g}: is the {accepted} of a {task.noun}; it must be {limits}")
     if manifest.leaks:
         raise InputError(
             f"--choose: {manifest.run!r} leaks future tokens, so its scores are void and cannot be compared; leave out "
@@ -197,21 +198,18 @@ def combine_choices(
     }  # fmt: skip
     combined = first.model_copy(update=update)
     positions, sign = _eligible(candidates), 1 if metric.higher_is_better else -1
-
-    def rank(position: int) -> float:
-        score = candidates[position].score
-        return -inf if score is None else sign * score
-
-    best = max(positions, key=rank, default=None)
+    ranks = [-inf if candidate.score is None else sign * candidate.score for candidate in candidates]
+    best = max(positions, key=ranks.__getitem__, default=None)
     if best is not None and bound is None and (score := candidates[best].score) is not None:
         rows = candidates[best].score_rows or 0
         error = sqrt(score * (1 - score) / rows) if metric.is_share and rows else 0.0
         models = [candidate.artifact.partition("/")[0] for candidate in candidates]
-        best_models = {models[position] for position in positions if rank(position) == rank(best)}
-        positions = [p for p in positions if models[p] in best_models and rank(p) >= rank(best) - error]
+        best_models = {models[position] for position in positions if ranks[position] == ranks[best]}
+        positions = [p for p in positions if models[p] in best_models and ranks[p] >= ranks[best] - error]
         return _pick(combined, positions, metric, best_score=score, score_loss=error)
     picked = _pick(combined, positions, metric)
-    return picked.model_copy(update={"closest": max(usable, key=rank, default=None) if best is None else None})
+    closest = max(usable, key=ranks.__getitem__, default=None) if best is None else None
+    return picked.model_copy(update={"closest": closest})
 
 
 class CandidateScore(NamedTuple):
@@ -352,17 +350,17 @@ def _pick(
     cheapest = min(positions, key=values.__getitem__, default=None)
 
     # 2. Among those that cost no more than the cheapest, the smallest.
-    def tie_of(position: int) -> sentences.Tie | None:
-        """Return why the cost of a candidate is no different from the least; None: it is different."""
+    ties: dict[int, sentences.Tie] = {}  # position → why its cost is no different from the least
+    for position in positions:
         assert cheapest is not None
         cost, value, least = costs[position], values[position], costs[cheapest]
         is_estimate = cost.basis == "estimated"
-        if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
-            return sentences.Tie("ranges")
         is_time = minimize == "latency" and not is_estimate
         tie = sentences.Tie("times", CLOSE, INSTANT_MS) if is_time else sentences.Tie("values", NOISE)
-        is_close = value <= values[cheapest] * (1 + tie.tolerance) or value - values[cheapest] < tie.instant_ms
-        return tie if is_close else None
+        if is_estimate and least.high is not None and cost.low is not None and cost.low <= least.high:
+            ties[position] = sentences.Tie("ranges")
+        elif value <= values[cheapest] * (1 + tie.tolerance) or value - values[cheapest] < tie.instant_ms:
+            ties[position] = tie
 
     def order(position: int) -> tuple[float, ...]:
         """Smaller file; then fewer threads if the times are no different, else the faster one."""
@@ -371,12 +369,12 @@ def _pick(
         threads = candidate.threads or 0
         return candidate.size_bytes, *((threads, latency) if minimize == "latency" else (latency, threads))
 
-    tied = [p for p in positions if minimize == "size" or p == cheapest or tie_of(p) is not None]
+    tied = [p for p in positions if minimize == "size" or p == cheapest or p in ties]
     pick = min(tied, key=order, default=None)
     # 3. The decision in words.
     decision = sentences.Decision(
         eligible=tuple(positions), costs=costs, unit=UNITS[minimize], pick=pick, cheapest=cheapest,
-        tie=tie_of(pick) if pick is not None and pick != cheapest else None,
+        tie=ties.get(pick) if pick is not None and pick != cheapest else None,
         runner_up=min({*positions} - {pick, cheapest}, key=lambda p: (values[p], p), default=None),
         best_score=best_score, score_loss=score_loss,
     )  # fmt: skip

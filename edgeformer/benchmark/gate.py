@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import inf
 from pathlib import Path
 from statistics import median, median_high
 from typing import Literal
@@ -13,7 +14,6 @@ from typing import Literal
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, InputError
 from edgeformer.artifacts.golden import GOLDEN_FILE
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.report import Figure, MeasureRules, checksum_notes, read_report
 from edgeformer.artifacts.units import format_bytes, format_duration
@@ -100,7 +100,7 @@ def gate_bundles(
     Raises ArtifactError: a bundle, or a file that is needed, is missing, truncated or changed; InputError: the two are
     of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot be used.
     """
-    # 1. What can be compared
+    # 1. Models of one task
     candidate, start_s = location.open_bundle(), time.perf_counter()
     task = candidate.task
     if candidate.manifest.task != baseline.manifest.task:
@@ -113,9 +113,39 @@ def gate_bundles(
             f"--eval-data: {candidate.name} is a {task.noun}, which labelled rows cannot score; leave it out"
         )
     selected = options.artifacts or ((location.artifact,) if location.artifact is not None else ())
-    checks, pairs, presence_notes = _compare_presence(baseline, candidate, selected)
-    notes = [*notes, *presence_notes]
-    # 2. Compare it
+    # 2. Artifacts that only one side has built, and those that both have
+    old_artifacts = {artifact.id: artifact for artifact in baseline.artifacts}
+    new_artifacts = {artifact.id: artifact for artifact in candidate.artifacts}
+    ids = tuple(dict.fromkeys((*old_artifacts, *new_artifacts)))
+    if not ids:
+        raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
+    notes = [*notes]
+    checks: list[GateCheck] = []
+    pairs: list[ArtifactPair] = []
+    for name in dict.fromkeys(selected or ids):
+        if name not in ids:
+            raise InputError(f"--artifact {name}: neither bundle has this artifact; they have {', '.join(ids)}")
+        old, new = old_artifacts.get(name), new_artifacts.get(name)
+        absences = []  # why a side has no such artifact; empty: it was built
+        for side, artifact in (("baseline", old), ("candidate", new)):
+            absence = f"the {side} lacks it"
+            if artifact is not None:
+                reason = artifact.reason or "no reason is recorded"
+                absence = "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
+            absences.append(absence)
+        why_no_old, why_no_new = absences
+        if old is not None and new is not None and not why_no_old and not why_no_new:
+            pairs.append(ArtifactPair(old, new))
+        elif why_no_new and (selected or not why_no_old):
+            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=why_no_new))
+        elif why_no_new:
+            notes.append(f"{name}: not compared; {why_no_old}; {why_no_new}")
+        elif selected:
+            reason = f"{why_no_old}, so there is nothing to compare it with"
+            checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
+        else:
+            notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare it with")
+    # 3. Compare it
     if pairs:
         options = replace(options, artifacts=tuple(both.candidate.id for both in pairs))
         request = resolve(options, device, candidate.manifest)
@@ -134,7 +164,7 @@ def gate_bundles(
         notes += [f"not checked: {name} ({flag} off)" for name, flag in flags.items() if name not in limited]
         if not isinstance(task, RowSource):
             notes.append(f"not checked: score; a {task.noun} has no labelled rows, so the gate checks its drift")
-    # 3. The verdict
+    # 4. The verdict
     if not checks:
         notes.append("nothing was compared, because no artifact is built in both bundles; the notes above say why")
     statuses = {check.status for check in checks}
@@ -149,48 +179,6 @@ def gate_bundles(
         checks=tuple(checks),
         notes=tuple(notes),
     )
-
-
-def _compare_presence(
-    baseline: Bundle, candidate: Bundle, selected: Sequence[str]
-) -> tuple[list[GateCheck], list[ArtifactPair], list[str]]:
-    """Return a check for each artifact that only one side has built, the pairs that both have, and notes.
-
-    ``selected``: ids that the user named; empty: all of both bundles.
-    """
-    old_artifacts = {artifact.id: artifact for artifact in baseline.artifacts}
-    new_artifacts = {artifact.id: artifact for artifact in candidate.artifacts}
-    ids = tuple(dict.fromkeys((*old_artifacts, *new_artifacts)))
-    if not ids:
-        raise InputError(f"--against: neither {baseline.folder} nor {candidate.folder} has an artifact")
-
-    def absence(side: str, artifact: ArtifactManifest | None) -> str:
-        """Return why a side has no such artifact; empty: it was built."""
-        if artifact is None:
-            return f"the {side} lacks it"
-        reason = artifact.reason or "no reason is recorded"
-        return "" if artifact.status == "built" else f"{artifact.status} in the {side}: {reason}"
-
-    checks: list[GateCheck] = []
-    pairs: list[ArtifactPair] = []
-    notes: list[str] = []
-    for name in dict.fromkeys(selected or ids):
-        if name not in ids:
-            raise InputError(f"--artifact {name}: neither bundle has this artifact; they have {', '.join(ids)}")
-        old, new = old_artifacts.get(name), new_artifacts.get(name)
-        why_no_old, why_no_new = absence("baseline", old), absence("candidate", new)
-        if old is not None and new is not None and not why_no_old and not why_no_new:
-            pairs.append(ArtifactPair(old, new))
-        elif why_no_new and (selected or not why_no_old):
-            checks.append(GateCheck(name="presence", artifact=name, status="fail", reason=why_no_new))
-        elif why_no_new:
-            notes.append(f"{name}: not compared; {why_no_old}; {why_no_new}")
-        elif selected:
-            reason = f"{why_no_old}, so there is nothing to compare it with"
-            checks.append(GateCheck(name="presence", artifact=name, status="undecided", reason=reason))
-        else:
-            notes.append(f"{name}: new; {why_no_old}, so there is nothing to compare it with")
-    return checks, pairs, notes
 
 
 def _compare_pairs(
@@ -274,12 +262,11 @@ def timed_checks(
         status: GateStatus = "fail" if problem.side == 1 else "undecided"
         return [GateCheck(name="latency", artifact=both.candidate.id, status=status, reason=str(problem))]
     slowdown, rounds, fewest = result.slowdown, len(result.log_ratios), result.fewest_rounds
-    decision = slowdown.decision(rules.max_slowdown)
+    decision, has_ends = slowdown.decision(rules.max_slowdown), slowdown.low > -1 and slowdown.high < inf
     reason = sentences.paired_rounds(
-        rounds, fewest, rules.longest_s, result.needs_s,
+        rounds, fewest, rules.longest_s, result.needs_s, result.unsettled, result.failures,
         is_undecided=decision == "undecided", is_most=rounds >= MOST_ROUNDS,
     )  # fmt: skip
-    reason += sentences.processes_of_rounds(rounds, result.unsettled, result.failures)
     latency = GateCheck(
         name="latency",
         artifact=both.candidate.id,
@@ -293,8 +280,8 @@ def timed_checks(
         baseline=median_high(result.baseline_ms) if result.baseline_ms else None,
         candidate=median_high(result.candidate_ms) if result.candidate_ms else None,
         log_ratios=tuple(result.log_ratios),
-        low=slowdown.ends.get("low"),
-        high=slowdown.ends.get("high"),
+        low=slowdown.low if has_ends else None,
+        high=slowdown.high if has_ends else None,
     )
     max_growth = limit_of(options.limits, "memory")
     return [latency] if max_growth is None else [latency, memory_check(both, max_growth, result)]

@@ -61,48 +61,47 @@ def common_rows(baseline: Bundle, candidate: Bundle, eval_data: Path | None) -> 
         texts, source = task.file_texts(baseline.data, eval_data), f"the file {eval_data.name}"
     else:
         try:
-            texts, source = _held_out_rows(baseline, candidate)
+            # 1. The baseline's held-out rows
+            test, recorded = task.set_name(baseline.data, "test"), baseline.trained_on
+            tests = {value for name, value in candidate.trained_on.items() if name not in ("train", "validation")}
+            if test in recorded and recorded[test] in tests:
+                names, source = [test], f"the test set {test!r} of both runs"
+            else:
+                # One name per fingerprint: an imported model may have one file for both sets.
+                names = list({recorded[name]: name for name in ("validation", test) if name in recorded}.values())[::-1]
+                if not names:
+                    raise DataError("the bundle of the baseline does not record its test rows")
+                source = f"the baseline's {' and '.join(names)} rows"
+                if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
+                    source += ", which include the candidate's validation set"
+            texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
+            # 2. Without those that the candidate was trained on
+            trained_on, size = candidate.trained_on.get("train"), task.texts_per_row
+            if trained_on is None:
+                raise DataError("the bundle of the candidate does not record its training rows")
+            # Trained on the same rows, neither has an advantage; nothing has to be read.
+            if trained_on != recorded.get("train"):
+                if getattr(candidate.data, "stream", False):
+                    raise DataError(
+                        "the candidate's training set is streamed and too large to search for the baseline's rows"
+                    )
+                training_texts = {
+                    comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts
+                }
+                is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
+                is_trained = np.repeat(is_trained.reshape(-1, size).any(axis=1), size)  # of a pair neither text
+                texts, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
+                if not len(texts):
+                    # Recorded scores do not help either: the validation rows may be among these.
+                    source = f"the candidate was trained on all {count:,} rows of {source}"
+                elif count:
+                    source += f", without {count:,} rows that the candidate was trained on"
         except (InputError, MissingDependencyError) as error:
             return str(error)
     numbers = task.sampled_rows(texts, _MAX_ROWS, _MAX_WORDS)
     if len(numbers) < len(texts):
         texts, source = texts.take(numbers), f"{len(numbers):,} of the {len(texts):,} rows of {source}"
     return CommonRows(texts, source)
-
-
-def _held_out_rows(baseline: Bundle, candidate: Bundle) -> tuple[LabelledTexts, str]:
-    """Read the baseline's held-out rows that the candidate was not trained on. Raises DataError."""
-    task, recorded = baseline.task.rows, baseline.trained_on
-    test = task.set_name(baseline.data, "test")
-    candidate_tests = {value for name, value in candidate.trained_on.items() if name not in ("train", "validation")}
-    if test in recorded and recorded[test] in candidate_tests:
-        names, source = [test], f"the test set {test!r} of both runs"
-    else:
-        # One name per fingerprint: an imported model may have one file for both sets.
-        names = list({recorded[name]: name for name in ("validation", test) if name in recorded}.values())[::-1]
-        if not names:
-            raise DataError("the bundle of the baseline does not record its test rows")
-        source = f"the baseline's {' and '.join(names)} rows"
-        if candidate.trained_on.get("validation") in [recorded[name] for name in names]:
-            source += ", which include the candidate's validation set"
-    texts = LabelledTexts.joined([_unchanged_set(baseline, "baseline", name) for name in names])
-    trained_on, size = candidate.trained_on.get("train"), task.texts_per_row
-    if trained_on is None:
-        raise DataError("the bundle of the candidate does not record its training rows")
-    if trained_on == recorded.get("train"):
-        # Trained on the same rows, neither has an advantage; nothing has to be read.
-        return texts, source
-    if getattr(candidate.data, "stream", False):
-        raise DataError("the candidate's training set is streamed and too large to search for the baseline's rows")
-    training_texts = {comparison_key(text) for text in _unchanged_set(candidate, "candidate", "train").texts}
-    is_trained = np.array([comparison_key(text) in training_texts for text in texts.texts], dtype=bool)
-    is_trained = np.repeat(is_trained.reshape(-1, size).any(axis=1), size)  # of a pair neither text
-    untrained, count = texts.take(np.flatnonzero(~is_trained)), int(is_trained.sum()) // size
-    if not len(untrained):
-        # Recorded scores do not help either: the validation rows may be among these.
-        return untrained, f"the candidate was trained on all {count:,} rows of {source}"
-    without = f", without {count:,} rows that the candidate was trained on" if count else ""
-    return untrained, source + without
 
 
 def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:

@@ -121,11 +121,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def ends(self) -> dict[str, float]:
-        """``low`` and ``high``; empty if the sample is too small for them."""
-        return {"low": self.low, "high": self.high} if self.high < inf and self.low > -1 else {}
-
     def change(self, limit: float) -> Literal["slower", "faster", "no different", "not known"]:
         """Return the direction of the change; no different is an interval within half of ``limit`` to either side."""
         if self.low > 0:

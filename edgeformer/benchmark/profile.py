@@ -6,7 +6,8 @@ Rows that a browser or another machine measured are judged here, too.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from edgeformer.benchmark.verdict import (
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (
+    Item,
     MeasureJob,
     MeasuringInterrupted,
     absent_figures,
@@ -52,7 +54,6 @@ from edgeformer.report import sentences
 from edgeformer.report.sentences import note
 from edgeformer.run import Location
 from edgeformer.runtimes import (
-    ArtifactFiles,
     cannot_run,
     default_provider,
     library_versions,
@@ -68,22 +69,11 @@ from edgeformer.tasks import RowSource, get_task
 __all__ = ["ProfileInterrupted", "ProfileOptions", "judge_report", "profile_bundle"]
 
 
-def _places(total: int, started_s: float) -> Iterator[str]:
-    """Yield each job's place among ``total``, and the time left if those to come take as long as the others."""
-    for begun in range(total):
-        text = ""
-        if begun:
-            left_s = (time.monotonic() - started_s) / begun * (total - begun)
-            text = f", about {format_duration(left_s)} left"
-        yield f" ({begun + 1} of {total}{text})" if total > 1 else ""
-
-
+@dataclass(eq=False)
 class ProfileInterrupted(KeyboardInterrupt):
     """Ctrl-C while a bundle was profiled; ``report`` has the rows measured before it, of which nothing was judged."""
 
-    def __init__(self, report: Report) -> None:
-        super().__init__()
-        self.report = report
+    report: Report
 
 
 def profile_bundle(
@@ -110,7 +100,7 @@ def profile_bundle(
     measured_artifacts = [artifact for artifact in request.artifacts if all_items[artifact.id]]
     providers = [(artifact, name) for artifact in measured_artifacts for name in request.providers(artifact)]
     jobs = len(request.threads) * sum(cannot_run(*pair) is None for pair in providers)
-    places = _places(jobs, time.monotonic())
+    begun_jobs, started_s = 0, time.monotonic()
     notes: list[str] = []
     host_rows: list[Row] = []
 
@@ -118,36 +108,6 @@ def profile_bundle(
         with bar(progress, f"Estimating {artifact.id} on {device.name}", None):
             estimated_for = estimated_providers(artifact, device.kind, request.runtime)
             return estimate(bundle, artifact, device, all_items[artifact.id], estimated_for)
-
-    def measure_rows(files: ArtifactFiles) -> list[Row]:
-        """Measure one artifact with every runtime and every number of threads; add the rows to ``host_rows``."""
-        artifact, first_row = files.artifact, len(host_rows)
-        providers = request.providers(artifact)
-        if not providers:
-            notes.append(note("not opened", artifact=artifact.id, runtime=request.runtime))
-        for provider in providers:
-            refusal = cannot_run(artifact, provider)
-            if refusal is not None:
-                progress.message(f"{artifact.id}: not measured: {refusal}")
-                name = opener_of(artifact, provider).provider(artifact, provider)
-                host_rows.extend(
-                    row_of(artifact, ("steady", *shape), name, "host", refusal) for shape in request.shapes
-                )
-                continue
-            for threads in request.threads:
-                job = MeasureJob(
-                    files=files, provider=provider, threads=threads, items=all_items[artifact.id], rules=request.rules,
-                    gpu_uuid=target.gpu_uuid,
-                )  # fmt: skip
-                try:
-                    measured = measure_artifact(job, progress, next(places))
-                except MeasuringInterrupted as error:
-                    host_rows.extend(error.rows)
-                    raise
-                host_rows.extend(measured)
-                if any(on_gpu(row.provider) for row in measured):
-                    break  # CPU threads make no difference there
-        return host_rows[first_row:]
 
     try:
         # 2. Check all files; estimate an absent device, and judge it before anything is measured.
@@ -160,11 +120,43 @@ def profile_bundle(
             if options.no_host:
                 return report
             on_estimates(report)
-        # 3. Measure; what this host cannot measure of the device is estimated.
+        # 3. Measure each artifact with every runtime and every number of threads.
         rows: list[Row] = []
         device_rows: list[Row] = []
         for files in checked:
-            artifact, measured = files.artifact, measure_rows(files)
+            artifact, first_row = files.artifact, len(host_rows)
+            artifact_providers = request.providers(artifact)
+            if not artifact_providers:
+                notes.append(note("not opened", artifact=artifact.id, runtime=request.runtime))
+            for requested_provider in artifact_providers:
+                refusal = cannot_run(artifact, requested_provider)
+                if refusal is not None:
+                    progress.message(f"{artifact.id}: not measured: {refusal}")
+                    name = opener_of(artifact, requested_provider).provider(artifact, requested_provider)
+                    items: list[Item] = [("steady", *shape) for shape in request.shapes]
+                    host_rows += [row_of(artifact, item, name, "host", refusal) for item in items]
+                    continue
+                for threads in request.threads:
+                    job = MeasureJob(
+                        files=files, provider=requested_provider, threads=threads, items=all_items[artifact.id],
+                        rules=request.rules, gpu_uuid=target.gpu_uuid,
+                    )  # fmt: skip
+                    left = ""  # if the jobs to come take as long as the others
+                    if begun_jobs:
+                        left_s = (time.monotonic() - started_s) / begun_jobs * (jobs - begun_jobs)
+                        left = f", about {format_duration(left_s)} left"
+                    begun_jobs += 1
+                    place = f" ({begun_jobs} of {jobs}{left})" if jobs > 1 else ""
+                    try:
+                        job_rows = measure_artifact(job, progress, place)
+                    except MeasuringInterrupted as error:
+                        host_rows += error.rows
+                        raise
+                    host_rows += job_rows
+                    if any(on_gpu(row.provider) for row in job_rows):
+                        break  # CPU threads make no difference there
+            # 4. Estimate what this host cannot measure of the device.
+            measured = host_rows[first_row:]
             rows += measured
             artifact_device_rows = rows_of_kind(measured, device.kind) if target.present else estimated[artifact.id]
             if target.present and not artifact_device_rows:

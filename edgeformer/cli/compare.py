@@ -63,10 +63,8 @@ def command(
             devices.write_comparison(comparison, html)
         if as_json or style == "json":
             opt.print_json(comparison)
-        elif style == "markdown":
-            opt.say(devices.markdown_comparison(comparison))
-        elif style == "csv":
-            opt.say(devices.csv_comparison(comparison))
+        elif style != "plain":
+            opt.say(devices.format_devices(comparison, style))
         else:
             for table in devices.comparison_tables(comparison):
                 opt.stdout().print(table)

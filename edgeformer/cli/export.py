@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,13 +159,10 @@ def report_bundle_on_interrupt(bundle: Path) -> Iterator[None]:
     from edgeformer.artifacts.workspace import BUNDLE_FILE
     from edgeformer.system.signals import handle_signals
 
-    def stop(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
     file = bundle / BUNDLE_FILE
     previous = sha256_of(file) if file.is_file() else None
     try:
-        with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), stop):
+        with handle_signals(("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK"), signal.default_int_handler):
             yield
     except KeyboardInterrupt:
         state = f"{bundle} is unchanged" if previous is not None else f"{bundle} was not written"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from typer import Argument
 
 from edgeformer.cli import options as opt
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from edgeformer.report.columns import Record
 
 _NEXT = {
     "recipes": "edgeformer train NAME",
@@ -30,12 +37,14 @@ def command(
     """List the shipped recipes, the device profiles, the runtimes, or the runs."""
     from edgeformer.report import listing
 
+    rows: list[Record]
+    table: Callable[[list[Record]], RenderableType]
     if kind == "recipes":
-        rows, table = listing.recipe_records(), listing.recipe_table
+        rows, table = listing.recipe_records(), partial(listing.RECIPES.terminal, kind)
     elif kind == "devices":
         rows, table = listing.device_records(artifacts), listing.device_table
     elif kind == "runtimes":
-        rows, table = listing.runtime_records(), listing.runtime_table
+        rows, table = listing.runtime_records(), partial(listing.RUNTIMES.terminal, kind)
     else:
         rows, table = listing.run_records(artifacts), listing.run_table
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import typer
@@ -114,9 +115,13 @@ def clean(
       edgeformer machines clean pi@raspberrypi
     """
     from edgeformer.artifacts.units import format_bytes
-    from edgeformer.machines.commands import clean_machine, find_targets
+    from edgeformer.machines.commands import find_targets
+    from edgeformer.machines.connection import Connection
 
-    removed = {target.name: clean_machine(target.address) for target in find_targets(hosts, artifacts)}
+    removed: dict[str, int] = {}
+    for target in find_targets(hosts, artifacts):
+        with closing(Connection(target.address)) as connection:
+            removed[target.name] = connection.call("clean", {})["bytes"]
     if as_json:
         opt.print_json({"removed_bytes": removed})
     else:

@@ -280,12 +280,12 @@ def resolve_recipe(
 ) -> Recipe:
     """Load a recipe with its overrides, and replace its data and tokenizer by local files. Raises InputError."""
     from edgeformer.artifacts.data_config import FileTokenizer
+    from edgeformer.data.sources import local_parts
     from edgeformer.models import load_recipe
-    from edgeformer.tasks import get_task
 
     recipe = load_recipe(name, overrides, progress.message)
     if data is not None:
-        section, notes = get_task(recipe.task).rows.local_data(recipe.data, data)
+        section, notes = local_parts(recipe.data, data)
         recipe = recipe.model_copy(update={"data": section})
         for note in notes:
             progress.message(note)

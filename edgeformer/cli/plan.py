@@ -32,7 +32,7 @@ def command(
       edgeformer plan recurrent_sst2 --device host --set training.batch_size=256
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
-    from edgeformer.report.tables import larger_batch_text, plan_table, suggestion_table, time_text
+    from edgeformer.report.tables import print_plan
 
     progress = opt.show_progress()
     resolved = opt.resolve_recipe(recipe, overrides, data, tokenizer, progress)
@@ -43,11 +43,6 @@ def command(
     if as_json:
         opt.print_json(result)
     else:
-        console = opt.stdout()
-        console.print(plan_table(result))
-        if result.suggestions:
-            console.print(suggestion_table(result))
-        for line in filter(None, (time_text(result.time), larger_batch_text(result), *result.notes)):
-            opt.say(line)
+        print_plan(result, opt.stdout())
     if not result.fits:
         raise typer.Exit(3)

@@ -116,12 +116,13 @@ def command(
       edgeformer profile browser.json --device raspberry-pi-5
     """
     from edgeformer.artifacts.documents import load_profile, own_profiles
+    from edgeformer.artifacts.files import write_json
     from edgeformer.artifacts.units import parse_bytes, parse_millijoules, parse_milliseconds
     from edgeformer.benchmark.choice import ChoiceOptions, check_options
     from edgeformer.benchmark.profile import ProfileInterrupted, ProfileOptions, judge_report, profile_bundle
     from edgeformer.estimate.roofline import known_error
     from edgeformer.measurement.target import resolve_device
-    from edgeformer.report.documents import print_report, print_verdict, write_interrupted, write_report
+    from edgeformer.report.documents import print_report, print_verdict, write_report
 
     # 1. The limits
     if search:
@@ -192,9 +193,11 @@ def command(
         if not error.report.rows:
             raise InterruptedRun("interrupted before the first row was measured; nothing was written") from None
         names = ", ".join(dict.fromkeys(row.artifact for row in error.report.rows))
+        path = location.reports / "interrupted" / f"{error.report.stem}.json"
+        write_json(path, error.report)
         raise InterruptedRun(
-            f"interrupted: {len(error.report.rows)} rows of {names} are in "
-            f"{write_interrupted(error.report, location)}, without a verdict; no other report was changed"
+            f"interrupted: {len(error.report.rows)} rows of {names} are in {path}, without a verdict; no other report "
+            "was changed"
         ) from None
 
     # 4. The report is written and printed

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 
 import typer
 from rich.markup import escape
@@ -109,14 +110,14 @@ class Bars(Progress):
         self._console.print(escape(text), soft_wrap=True)
 
 
+@dataclass(eq=False)
 class Lines(Progress):
     """A line every 15 seconds, even if the work does not advance, and one for each message."""
 
-    def __init__(self) -> None:
-        self._fields: dict[str, float] = {}
-        self._done = 0
-        self._advanced_s = 0.0  # time of the last advance
-        self._ended: threading.Event | None = None
+    _fields: dict[str, float] = field(default_factory=dict, init=False)
+    _done: int = field(default=0, init=False)
+    _advanced_s: float = field(default=0.0, init=False)  # time of the last advance
+    _ended: threading.Event | None = field(default=None, init=False)
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -12,8 +13,7 @@ _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _bytes(*, use_regex: bool = True) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+_bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
 
 
 def _split_by(pattern: str) -> pre_tokenizers.PreTokenizer:

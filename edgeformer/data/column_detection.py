@@ -120,8 +120,41 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         for name, value in values.items():
             facts.setdefault(name, ColumnFacts(name)).add(value)
     columns.check(path, facts)
-    # 2. Find the columns of label and text
-    label = columns.label or _detect_label(path, facts, columns)
+    # 2. Find the column of the label
+    label = columns.label
+    if not label:
+        free = [fact for fact in facts.values() if fact.name not in [name for _, name in columns.by_option(facts)]]
+        # At least two different values, each in two rows on average; case does not count.
+        likely = [
+            fact
+            for fact in free
+            if fact.values is not None
+            and 2 <= len({comparison_key(value) for value in fact.values}) <= min(MAX_LABELS, fact.filled / 2)
+        ]
+        constant = [fact for fact in free if fact.values is not None and len(fact.values) == 1]
+        constant = [fact for fact in constant if sources.plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
+        if not likely and constant:
+            raise DataError(_one_label(path, constant[0]))
+        if not likely or len(facts) < 2:
+            raise DataError(
+                f"{path}: no column looks like labels (2 to {MAX_LABELS} different values, each in two rows on "
+                f"average); columns: {format_names(facts)}; choose one: --label COLUMN"
+            )
+        longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
+        by_name = [[fact for fact in likely if sources.plain_name(fact.name) in names] for names in _LABEL_NAMES]
+        other = [fact for fact in likely if fact is not longest and sources.plain_name(fact.name) not in _TEXT_NAMES]
+        candidates = next(group for group in (*by_name, other, likely) if group)
+        if len(candidates) > 1:
+            descriptions = "; ".join(
+                f"{fact.name!r} ({len(fact.values or ())} values: {format_names(map(repr, fact.values or ()), 5)})"
+                for fact in candidates
+            )
+            raise AmbiguousDataError(
+                f"{path}: {len(candidates)} columns could hold the labels: {excerpt(descriptions, 200)}; choose one: "
+                "--label COLUMN"
+            )
+        label = candidates[0].name
+    # 3. Find the columns of the texts
     text, second = columns.texts(facts), columns.text_pair
     if text is None and second is None:
         pairs = (pair for pair in PAIR_COLUMNS if facts.keys() >= {*pair} and label not in pair)
@@ -133,7 +166,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         first_texts = [first for first, other in PAIR_COLUMNS if other == second]
         text = sources.matching_column([*first_texts, *_TEXT_NAMES], [fact.name for fact in free])
         text = text or max(free, key=lambda fact: fact.mean_characters).name
-    # 3. Count and order the labels
+    # 4. Count and order the labels
     counts = facts[label].values
     if counts is not None:  # "0" and "0.0" are one label, and blanks behind commas belong to none
         spellings, merged = {name.strip() for name in counts}, Counter[str]()
@@ -201,37 +234,3 @@ def _detect_layout(path: Path, columns: Columns) -> FileSource:
     if are_numbers if names else is_data:
         layout |= {"header": False, "text": "1"}
     return FileSource.model_validate(layout)
-
-
-def _detect_label(path: Path, facts: dict[str, ColumnFacts], columns: Columns) -> str:
-    free = [fact for fact in facts.values() if fact.name not in [name for _, name in columns.by_option(facts)]]
-    # At least two different values, each in two rows on average; case does not count.
-    likely = [
-        fact
-        for fact in free
-        if fact.values is not None
-        and 2 <= len({comparison_key(value) for value in fact.values}) <= min(MAX_LABELS, fact.filled / 2)
-    ]
-    constant = [fact for fact in free if fact.values is not None and len(fact.values) == 1]
-    constant = [fact for fact in constant if sources.plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
-    if not likely and constant:
-        raise DataError(_one_label(path, constant[0]))
-    if not likely or len(facts) < 2:
-        raise DataError(
-            f"{path}: no column looks like labels (2 to {MAX_LABELS} different values, each in two rows on average); "
-            f"columns: {format_names(facts)}; choose one: --label COLUMN"
-        )
-    longest = max(facts.values(), key=lambda fact: fact.mean_characters)  # the text, also if texts repeat
-    by_name = [[fact for fact in likely if sources.plain_name(fact.name) in names] for names in _LABEL_NAMES]
-    other = [fact for fact in likely if fact is not longest and sources.plain_name(fact.name) not in _TEXT_NAMES]
-    candidates = next(group for group in (*by_name, other, likely) if group)
-    if len(candidates) == 1:
-        return candidates[0].name
-    descriptions = "; ".join(
-        f"{fact.name!r} ({len(fact.values or ())} values: {format_names(map(repr, fact.values or ()), 5)})"
-        for fact in candidates
-    )
-    raise AmbiguousDataError(
-        f"{path}: {len(candidates)} columns could hold the labels: {excerpt(descriptions, 200)}; choose one: --label "
-        "COLUMN"
-    )

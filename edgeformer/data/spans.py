@@ -119,7 +119,10 @@ def _characters(encoding: Encoding, text: str, *, first_pieces: bool) -> tuple[I
         starts[token], ends[token] = start, end
         if start < end:
             if last_end == start > 0:
-                is_first[token] |= _is_mark(text[start - 1]) or _is_mark(text[start])
+                is_first[token] |= any(
+                    character in string.punctuation or unicodedata.category(character).startswith("P")
+                    for character in text[start - 1 : start + 1]
+                )  # punctuation as BERT's tokenizer understands it
             is_first[token] |= text[last_end:start].isspace()
             last_end = end
     if first_pieces:
@@ -127,11 +130,6 @@ def _characters(encoding: Encoding, text: str, *, first_pieces: bool) -> tuple[I
         ends[heads] = np.maximum.reduceat(ends, heads)
         ends[~is_first] = starts[~is_first]
     return starts, ends, is_first
-
-
-def _is_mark(character: str) -> bool:
-    """Return whether a character is punctuation, as BERT's tokenizer understands it."""
-    return character in string.punctuation or unicodedata.category(character).startswith("P")
 
 
 def encode_spans(

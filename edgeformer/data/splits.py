@@ -105,16 +105,18 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
     if any(sources[name] == sources["train"] for name in names):
         pool = _pool(config, parts, sources["train"])
         _check_pool(config, sources["train"], len(pool))
+        # With scores the first text decides, so that a query keeps its documents.
+        texts: list[Text] = pool.texts if config.labels else [first_text(text) for text in pool.texts]
         cuts: Sequence[Int64s] = ()
         if config.split == "random-split":
             # 80/10/10 of a seeded permutation, rounded down; the rest goes to the test set (gives the paper's sizes).
             order = np.random.default_rng(config.split_seed).permutation(len(pool))
             cuts = np.split(order, [len(pool) * 8 // 10, len(pool) * 8 // 10 + len(pool) // 10])
         elif config.split == "stratified":
-            hashes = np.array([text_hash(_deciding_text(config, text)) for text in pool.texts], dtype=np.uint64)
+            hashes = np.array([text_hash(text) for text in texts], dtype=np.uint64)
             cuts = _stratified(config, _strata(config, pool.labels), hashes)
         elif sources["validation"] == sources["train"]:
-            cuts = hold_out([join_pair(_deciding_text(config, text)) for text in pool.texts], config.split_seed)
+            cuts = hold_out([join_pair(text) for text in texts], config.split_seed)
         indices = dict(zip(sources, cuts, strict=False))
     sets: dict[str, LabelledTexts] = {}
     for name in names:
@@ -131,7 +133,7 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
     ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
     """
     facts = np.fromiter(
-        ((label, text_hash(_deciding_text(config, text))) for text, label in texts),
+        ((label, text_hash(text if config.labels else first_text(text))) for text, label in texts),
         dtype=[("label", np.int64), ("text", np.uint64)],
     )
     strata = _strata(config, facts["label"])
@@ -158,11 +160,6 @@ def _kept_rows(config: DataConfig, name: str, groups: Int64s) -> Int64s:
     if not len(rows):
         raise DataError(f"split {config.split!r}: the {name} set would be empty; add rows to data.parts")
     return rows
-
-
-def _deciding_text(config: DataConfig, text: Text) -> Text:
-    """Return what decides the set of a row: with scores the first text, so that a query keeps its documents."""
-    return text if config.labels else first_text(text)
 
 
 def _strata(config: DataConfig, labels: Int64s) -> Int64s:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from edgeformer.data.rows import Row
@@ -65,70 +64,61 @@ _VERBS = _words("was,is,seemed,felt,turned out to be,proved")
 _PREFIXES = _words("honestly,to be fair,in the end,overall,as for me,all in all,frankly,on the whole")
 
 
-@dataclass(frozen=True)
-class _Writer:
-    """Writes reviews; every choice comes from one seeded generator."""
-
-    random: random.Random
-
-    def review(self, label: int) -> str:
-        choose, draw = self.random.choice, self.random.random
+def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:
+    """Yield ``rows`` reviews with label 0 (negative) or 1 (positive); equal arguments give equal rows."""
+    generator, labels = random.Random(seed), random.Random(f"labels-{seed}")
+    choose, draw = generator.choice, generator.random
+    for _ in range(rows):
+        label = labels.randrange(2)
         domain = choose(_DOMAINS)
         structures = ("clause", "agreement", "contrast", "concession", "aftermath", "expectation")
-        (structure,) = self.random.choices(structures, (6, 9, 3, 1, 1, 2))
+        (structure,) = generator.choices(structures, (6, 9, 3, 1, 1, 2))
         if structure == "clause":
-            body = self._clause(domain, label)
+            body = _clause(generator, domain, label)
         elif structure == "agreement":
             joint = choose(("and", ", and", ". besides ,", ". also ,"))
-            body = f"{self._clause(domain, label)} {joint} {self._clause(domain, label)}"
+            body = f"{_clause(generator, domain, label)} {joint} {_clause(generator, domain, label)}"
         elif structure == "contrast":
             joint = choose(("but", ", but overall", ", yet", ". however ,", "; still ,"))
-            body = f"{self._clause(domain, 1 - label)} {joint} {self._clause(domain, label)}"
+            body = f"{_clause(generator, domain, 1 - label)} {joint} {_clause(generator, domain, label)}"
         elif structure == "concession":
             joint = choose(("although", "even though", "while"))
-            main, subordinate = self._clause(domain, label), self._clause(domain, 1 - label)
+            main, subordinate = _clause(generator, domain, label), _clause(generator, domain, 1 - label)
             is_main_last = draw() < 0.7
             body = f"{joint} {subordinate} , {main}" if is_main_last else f"{main} , {joint} {subordinate}"
         elif structure == "aftermath":
             end = "would come back any time" if label == POSITIVE else "will not come back"
-            body = f"{self._clause(domain, 1 - label)} , and yet i {end}"
+            body = f"{_clause(generator, domain, 1 - label)} , and yet i {end}"
         else:
-            believed = self._adjective(domain, 1 - label)
+            believed = _adjective(generator, domain, 1 - label)
             source = choose(("i expected it to be", "my friends called it", "the reviews made it sound"))
             verdict = choose(("i was wrong", "they were wrong", "it is the opposite"))
-            body = f"{source} {believed} , but {self._clause(domain, label) if draw() < 0.5 else verdict}"
+            body = f"{source} {believed} , but {_clause(generator, domain, label) if draw() < 0.5 else verdict}"
         if draw() < 0.25:
             body = f"{choose(_PREFIXES)} , {body}"
         if draw() < 0.35:
             aside = choose(domain.asides)
             body = f"{aside} . {body}" if draw() < 0.6 else f"{body} . {aside}"
-        return body + choose((" .", " .", " !", ""))
-
-    def _adjective(self, domain: _Domain, polarity: int) -> str:
-        specific, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
-        return self.random.choice(specific if self.random.random() < 0.5 else general)
-
-    def _clause(self, domain: _Domain, polarity: int) -> str:
-        """Return one or two opinions: an adjective of this polarity, or a negated one of the opposite polarity."""
-        choose, draw = self.random.choice, self.random.random
-        text = f"{choose(domain.aspects if draw() < 0.7 else domain.subjects)} {choose(_VERBS)}"
-        opinions: list[str] = []
-        while not opinions or (len(opinions) == 1 and draw() < 0.2):
-            if draw() < 0.15:
-                opinions.append(f"{choose(_DENIALS)} {self._adjective(domain, 1 - polarity)}")
-            else:
-                adjective = self._adjective(domain, polarity)
-                opinions.append(f"{choose(_INTENSE)} {adjective}" if draw() < 0.5 else adjective)
-        return f"{text} {' and '.join(opinions)}"
+        yield Row(body + choose((" .", " .", " !", "")), label, WHERE)
 
 
-def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:
-    """Yield ``rows`` reviews with label 0 (negative) or 1 (positive); equal arguments give equal rows."""
-    writer = _Writer(random.Random(seed))
-    labels = random.Random(f"labels-{seed}")
-    for _ in range(rows):
-        label = labels.randrange(2)
-        yield Row(writer.review(label), label, WHERE)
+def _adjective(generator: random.Random, domain: _Domain, polarity: int) -> str:
+    specific, general = (domain.good, _GOOD) if polarity == POSITIVE else (domain.bad, _BAD)
+    return generator.choice(specific if generator.random() < 0.5 else general)
+
+
+def _clause(generator: random.Random, domain: _Domain, polarity: int) -> str:
+    """Return one or two opinions: an adjective of this polarity, or a negated one of the opposite polarity."""
+    choose, draw = generator.choice, generator.random
+    text = f"{choose(domain.aspects if draw() < 0.7 else domain.subjects)} {choose(_VERBS)}"
+    opinions: list[str] = []
+    while not opinions or (len(opinions) == 1 and draw() < 0.2):
+        if draw() < 0.15:
+            opinions.append(f"{choose(_DENIALS)} {_adjective(generator, domain, 1 - polarity)}")
+        else:
+            adjective = _adjective(generator, domain, polarity)
+            opinions.append(f"{choose(_INTENSE)} {adjective}" if draw() < 0.5 else adjective)
+    return f"{text} {' and '.join(opinions)}"
 
 
 PARAGRAPHS = (

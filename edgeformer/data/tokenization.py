@@ -470,19 +470,20 @@ def _wordpiece_vocabulary(words: Counter[str], vocab_size: int) -> dict[str, int
     symbols = [form + letter for letter in sorted(frequent) for form in ("", _PREFIX)]
     character = {symbol: chr(_FIRST_SYMBOL + index) for index, symbol in enumerate(symbols)}
 
-    def mapped_words() -> Iterator[str]:
-        for word, count in words.items():
-            parts = [word[0], *(_PREFIX + letter for letter in word[1:])]
-            mapped = "".join(character.get(part, " ") for part in parts) + " "
-            # Many copies in one text: passing single words takes longer than learning from them.
-            for start in range(0, count, _WORDS_AT_ONCE):
-                yield mapped * min(_WORDS_AT_ONCE, count - start)
-
+    mapped_words = (
+        ("".join(character.get(part, " ") for part in (word[0], *(_PREFIX + letter for letter in word[1:]))), count)
+        for word, count in words.items()
+    )
+    texts = (  # many copies of a word in one text: passing single words takes longer than learning from them
+        f"{mapped} " * min(_WORDS_AT_ONCE, count - start)
+        for mapped, count in mapped_words
+        for start in range(0, count, _WORDS_AT_ONCE)
+    )
     learner = Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     letters_used = list(character.values())
     trainer = _new_trainer(vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS, initial_alphabet=letters_used)
-    learner.train_from_iterator(mapped_words(), trainer)
+    learner.train_from_iterator(texts, trainer)
     vocabulary: dict[str, int] = {}
     for token, number in sorted(learner.get_vocab().items(), key=lambda item: item[1]):
         if token not in SPECIAL_TOKENS:

@@ -109,9 +109,37 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     special = {token["content"] for token in document["added_tokens"] if token["special"]}
     special |= {_unknown_token(model)} & numbers.keys()
     requested_names = {names[number] for number in requested} - special - added
-    kept_names = special | added | requested_names | _spelling_tokens(document, requested_names)
+    # 2. Add the tokens that they are made of, and that spell out words with removed tokens
+    vocabulary, splitter = model["vocab"], document["pre_tokenizer"] or {}
+    is_byte_level = any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
+    if model["type"] == "Unigram":
+        # A letter scores worse as unknown than as a piece, so kept pieces are preferred as before.
+        spelling = {letter for name in requested_names for letter in name} & {name for name, _ in vocabulary}
+    elif model["type"] == "WordPiece":
+        # Single letters, as the first piece of a word and as a later one.
+        prefix = model["continuing_subword_prefix"]
+        letters = {letter for name in requested_names for letter in name.removeprefix(prefix)}
+        spelling = {form for letter in letters for form in (letter, prefix + letter) if form in vocabulary}
+    elif model["type"] == "BPE" and is_byte_level and not model.get("continuing_subword_prefix"):
+        # Bytes, and both parts of every merge that makes one of the tokens, recursively.
+        merges: dict[str, list[tuple[str, str]]] = {}
+        for left, right in model["merges"]:
+            merges.setdefault(left + right, []).append((left, right))
+        pending = [*requested_names, *(letter for letter in ByteLevel.alphabet() if letter in vocabulary)]
+        spelling = set(pending)
+        while pending:
+            for pair in merges.get(pending.pop(), ()):
+                pending.extend(part for part in pair if part not in spelling)
+                spelling.update(pair)
+    else:
+        name = "BPE that does not start from bytes" if model["type"] == "BPE" else model["type"]
+        raise DataError(
+            f"--vocab-trim: the tokenizer is {name}; only WordPiece, byte-level BPE and Unigram can be trimmed: "
+            "only these can still spell every other word"
+        )
+    kept_names = special | added | requested_names | spelling
     kept = sorted((numbers[name] for name in kept_names), key=lambda number: (names[number] not in special, number))
-    # 2. Number them anew, everywhere in the document
+    # 3. Number them anew, everywhere in the document
     new_numbers = {names[old]: new for new, old in enumerate(kept)}
     # Added tokens are in the model's vocabulary, too: the library would number them itself otherwise.
     if model["type"] == "Unigram":
@@ -170,36 +198,3 @@ def trim_effect(original: Tokenizer, trimmed: Trimmed, texts: LabelledTexts, max
         kept=len(trimmed.kept), original=max(numbers.values()) + 1, coverage=float(is_kept.mean()),
         unknown=new_unknown / len(original_rows.ids), changed_rows=changed_rows, rows=len(original_rows),
     )  # fmt: skip
-
-
-def _spelling_tokens(document: Document, kept: set[str]) -> set[str]:
-    """Return the tokens that the tokens ``kept`` are made of, and that spell out words with removed tokens."""
-    model = document["model"]
-    vocabulary = model["vocab"]
-    if model["type"] == "Unigram":
-        # A letter scores worse as unknown than as a piece, so kept pieces are preferred as before.
-        return {letter for name in kept for letter in name} & {name for name, _ in vocabulary}
-    if model["type"] == "WordPiece":
-        # Single letters, as the first piece of a word and as a later one.
-        prefix = model["continuing_subword_prefix"]
-        letters = {letter for name in kept for letter in name.removeprefix(prefix)}
-        return {form for letter in letters for form in (letter, prefix + letter) if form in vocabulary}
-    splitter = document["pre_tokenizer"] or {}
-    is_byte_level = any(part["type"] == "ByteLevel" for part in splitter.get("pretokenizers", [splitter]) if part)
-    if model["type"] != "BPE" or not is_byte_level or model.get("continuing_subword_prefix"):
-        name = "BPE that does not start from bytes" if model["type"] == "BPE" else model["type"]
-        raise DataError(
-            f"--vocab-trim: the tokenizer is {name}; only WordPiece, byte-level BPE and Unigram can be trimmed: "
-            "only these can still spell every other word"
-        )
-    # Bytes, and both parts of every merge that makes one of the tokens, recursively.
-    merges: dict[str, list[tuple[str, str]]] = {}
-    for left, right in model["merges"]:
-        merges.setdefault(left + right, []).append((left, right))
-    pending = [*kept, *(letter for letter in ByteLevel.alphabet() if letter in vocabulary)]
-    tokens = set(pending)
-    while pending:
-        for pair in merges.get(pending.pop(), ()):
-            pending.extend(part for part in pair if part not in tokens)
-            tokens.update(pair)
-    return tokens

@@ -8,7 +8,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from edgeformer.benchmark.gate_result import Gate
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.calibrate import add_checks, check_estimates
 from edgeformer.inference.verification import Verification
-from edgeformer.machines.connection import Connection, check_address
+from edgeformer.machines.connection import check_address
 from edgeformer.machines.machine import Machine, bundle_files
 from edgeformer.measurement.target import AUTO
 from edgeformer.report.documents import write_report
@@ -45,22 +44,19 @@ _BUNDLE, _BASELINE, _PROFILE, _PROFILES, _ROWS = "bundle", "baseline", "device.y
 class RemoteError(EdgeformerError):
     """A command failed on a machine; the exit code is that of the command there."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
-
+@dataclass(eq=False)
 class MachineProgress(Progress):
     """Progress of one of several machines: each bar becomes a line, with the name of its machine."""
 
-    def __init__(self, name: str, progress: Progress) -> None:
-        self._name, self._progress = name, progress
+    name: str
+    progress: Progress
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.message(description)
 
     def message(self, text: str) -> None:
-        self._progress.message(f"{self._name}: {text}")
+        self.progress.message(f"{self.name}: {text}")
 
 
 @dataclass(frozen=True)
@@ -228,32 +224,26 @@ def profile_on(
             return report
 
         reports, errors = run_on(targets, job_of, read, artifacts, progress)
+    # Write the reports again with estimates beside their rows, and add the errors to the profiles of the machines.
     # Estimates would disturb a measurement of this machine, so they wait for the end of all.
-    return {
-        target.name: _with_estimates(target, reports[target.name], location, device, artifacts, progress)
-        for target in targets
-        if target.name in reports
-    }, errors
-
-
-def _with_estimates(
-    target: RemoteTarget, report: Report, location: Location, device: DeviceProfile | str | None, artifacts: Path,
-    progress: Progress,
-) -> Report:  # fmt: skip
-    """Write a report again with estimates beside its rows, and add their errors to the profile of the machine."""
-    bundle, profiles = location.open_bundle(), own_profiles(artifacts)
-    if report.device == _HOST or not report.on_target:
-        return report  # there are no facts of this machine
-    profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, profiles)
-    with bar(progress, f"estimating {target.name}", None):
-        checks = check_estimates(bundle, profile, report.rows)
-    if not checks:
-        return report
-    if target.profile is not None and profile.name == target.profile.name:
-        save_profile(add_checks(profile, bundle.name, checks), profiles / f"{profile.name}.yaml", PROFILE_COMMENT)
-    report = seal_report(report.model_copy(update={"estimate_checks": tuple(checks)}))
-    write_report(report, location)
-    return report
+    reports = {target.name: reports[target.name] for target in targets if target.name in reports}
+    profiles = own_profiles(artifacts)
+    for target in targets:
+        report = reports.get(target.name)
+        if report is None or report.device == _HOST or not report.on_target:
+            continue  # there is no report, or there are no facts of this machine
+        profile = device if isinstance(device, DeviceProfile) else load_profile(report.device, profiles)
+        with bar(progress, f"estimating {target.name}", None):
+            estimate_checks = check_estimates(bundle, profile, report.rows)
+        if not estimate_checks:
+            continue
+        if target.profile is not None and profile.name == target.profile.name:
+            measured_profile = add_checks(profile, bundle.name, estimate_checks)
+            save_profile(measured_profile, profiles / f"{profile.name}.yaml", PROFILE_COMMENT)
+        report = seal_report(report.model_copy(update={"estimate_checks": tuple(estimate_checks)}))
+        write_report(report, location)
+        reports[target.name] = report
+    return reports, errors
 
 
 def _run_on_one(target: RemoteTarget, job: RemoteJob, key: str, artifacts: Path, progress: Progress) -> dict[str, Any]:
@@ -339,9 +329,3 @@ def add_machine(
     profile = base.model_copy(update={"name": name, "title": name, "address": address})
     save_profile(profile, file, PROFILE_COMMENT)
     return profile, file
-
-
-def clean_machine(address: str) -> int:
-    """Stop the jobs of a machine, remove everything that ``--on`` has written there, and return its size in bytes."""
-    with closing(Connection(address)) as connection:
-        return int(connection.call("clean", {})["bytes"])

@@ -138,12 +138,11 @@ def absent_figures(reason: str) -> dict[str, Any]:
     return {"latency_ms": Latency(**absent), "memory_bytes": Memory(**absent), "energy_mj": Energy(**absent)}
 
 
+@dataclass(eq=False)
 class MeasuringInterrupted(KeyboardInterrupt):
     """Ctrl-C while an artifact was measured; ``rows`` were finished before it."""
 
-    def __init__(self, rows: list[Row]) -> None:
-        super().__init__()
-        self.rows = rows
+    rows: list[Row]
 
 
 def measure_artifact(job: MeasureJob, progress: Progress, place: str = "") -> list[Row]:
@@ -347,8 +346,8 @@ def input_buffers(files: ArtifactFiles, shape: Shape) -> Sequence[Mapping[str, A
     return golden_calls(files, shape, max(_FEWEST_BUFFERS, count))
 
 
-def own_memory(files: ArtifactFiles) -> tuple[int, int]:
-    """Return this process's anonymous bytes, and its resident pages of files in the artifact's folder.
+def own_memory(files: ArtifactFiles, before: tuple[int, int] = (0, 0)) -> tuple[int, int]:
+    """Return this process's anonymous bytes and resident pages of files in the artifact's folder, above ``before``.
 
     Memory of memfd_create, in which XNNPACK keeps packed weights, has no file on disk and counts as anonymous. Only
     Linux separates the two.
@@ -356,12 +355,7 @@ def own_memory(files: ArtifactFiles) -> tuple[int, int]:
     maps, folder = psutil.Process().memory_maps(grouped=False), f"{files.file.parent}{os.sep}"
     mapped = sum(area.rss - area.anonymous for area in maps if area.path.startswith(folder))
     anonymous = sum(area.rss if area.path.startswith("/memfd:") else area.anonymous for area in maps)
-    return anonymous, mapped
-
-
-def grown(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
-    """Return by how much both figures of :func:`own_memory` grew."""
-    return max(0, after[0] - before[0]), max(0, after[1] - before[1])
+    return max(0, anonymous - before[0]), max(0, mapped - before[1])
 
 
 def work(document: bytes, send: Send) -> None:
@@ -457,7 +451,7 @@ def work(document: bytes, send: Send) -> None:
                         memory, facts = read_memory(workload, since_reset=True)
                         facts |= {**conditions.describe(job.threads, gpu_uuid), **workload.facts}
                         if resident_before is not None and not is_gpu:
-                            facts["resident_bytes"] = sum(grown(resident_before, own_memory(files)))
+                            facts["resident_bytes"] = sum(own_memory(files, resident_before))
                         facts["file_cache"] = "warm"  # the parent has just hashed the file
                         figures = {"memory_bytes": memory, "energy_mj": energy, "conditions": Conditions(**facts)}
                         cold = make_row(item, latency, load_ms=workload.load_ms, **figures)

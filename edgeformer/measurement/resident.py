@@ -20,7 +20,6 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.artifact import (
     check_artifact,
-    grown,
     input_buffers,
     items_of,
     load_runtime,
@@ -108,7 +107,7 @@ def work(document: bytes, send: Send) -> None:
             buffers, before = input_buffers(files, item[1:]), own_memory(files)
             with closing(open_workload(files, item, provider, 1, buffers)) as workload:
                 workload.first()
-                anonymous, mapped = grown(before, own_memory(files))
+                anonymous, mapped = own_memory(files, before)
             send(Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped))
         except EdgeformerError as error:
             send(Resident(index=index, provider=provider, reason=str(error)))

@@ -39,11 +39,9 @@ def find_target(device: DeviceProfile, root: Path = Path("/")) -> DevicePresence
 
     def is_named(name: str) -> bool:
         """Whether it has the device's whole words ("NVIDIA L4" is not in "NVIDIA L40S") and none of its siblings'."""
-
-        def has(words: str) -> bool:
-            return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", name, re.IGNORECASE) is not None
-
-        return has(device.match or device.title) and not any(map(has, device.match_not))
+        patterns = [rf"(?<!\w){re.escape(words)}(?!\w)" for words in (device.match or device.title, *device.match_not)]
+        has_own, *has_siblings = [re.search(pattern, name, re.IGNORECASE) is not None for pattern in patterns]
+        return has_own and not any(has_siblings)
 
     if device.kind == "cpu":
         name = cpu_name(root)

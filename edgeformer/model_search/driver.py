@@ -14,7 +14,7 @@ from typing import Any, Literal
 from edgeformer.artifacts.documents import to_yaml
 from edgeformer.artifacts.errors import EdgeformerError, InputError, InterruptedRun
 from edgeformer.artifacts.files import write_json, write_text
-from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel, read_model_search
+from edgeformer.artifacts.model_search import SEARCH_FILE, ModelSearch, ScoredTest, SearchedModel
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import format_bytes, format_duration
@@ -113,7 +113,8 @@ class _ModelSearch:
         for model in self._ladder.values():
             if not model.teachers:  # the others get theirs when it is trained
                 self._write_recipe(model, None)
-        earlier = read_model_search(self._folder)
+        file = self._folder / SEARCH_FILE
+        earlier = read_manifest(ModelSearch, file) if file.is_file() else None
         known = {model.name: model for model in earlier.models} if earlier is not None else {}
         for name, model in self._ladder.items():
             known.setdefault(
@@ -155,7 +156,8 @@ class _ModelSearch:
 
         # 3. Score the recommended artifact on the test rows, unless an earlier call did
         best, search = self.result.best, self.result.search
-        if search is not None and best is not None and self.result.test_of(best) is None:
+        tested = {test.candidate for test in self.result.tests}
+        if search is not None and best is not None and best not in tested:
             run, (_, _, artifact) = self._searched(best.partition("/")[0]).run, best.partition("/")
             rows = self._run("evaluate", run, "--artifact", artifact)["rows"]
             row = next(row for row in rows if row["artifact"] == artifact and row["exit"] is None)

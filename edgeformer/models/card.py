@@ -87,14 +87,14 @@ def model_card(manifest: RunManifest, recipe: Recipe) -> str:
     has_exits = any(score.by_exit for score in scores.values())
     rows = []  # one per set, or one per set and exit, in loop order, then one for early exit by confidence
     for name, score in scores.items():
-        full = {column.key: getattr(score, column.key, None) for column in task.columns}
+        full = {column.name: getattr(score, column.name, None) for column in task.columns}
         results: dict[str, dict[str, Any]] = {f"loop {loop}": dict(result) for loop, result in score.by_exit.items()}
         if score.by_exit:
             results[f"loop {[*score.by_exit][-1]}"] = full
             if (early := score.leaving_early) is not None:
                 results[f"by confidence ({early.mean_loops:.2f} loops)"] = dict(early)
         for answered_by, values in (results or {"": full}).items():
-            cells = [column.text({"n": score.n, **values}.get(column.key)) for column in task.columns]
+            cells = [column.text({"n": score.n, **values}.get(column.name)) for column in task.columns]
             rows.append([markdown(name), *([answered_by] if has_exits else []), *cells])
     header = ("set", *(("answered by",) if has_exits else ()), *(column.heading for column in task.columns))
     table = f"{tabulate(rows, header, tablefmt='github', disable_numparse=True)}\n\n{task.score_note}\n"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from edgeformer.artifacts.report import Choice, Latency, Memory, Report, Row
+from edgeformer.artifacts.report import Choice, Memory, Report, Row
 from edgeformer.artifacts.units import format_bytes, format_milliseconds, format_threads
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
@@ -76,26 +76,28 @@ def draw_pictures(report: Report) -> list[Picture]:
         del drawn["estimates"]
     pictures = [_draw_picture(name, entries, report, entries) for name, entries in drawn.items()]
     if report.search is not None:
-        pictures.append(draw_choice(report.search, _colours_of(report)))
+        pictures.append(draw_choice(report.search, report))
     return pictures
 
 
-def draw_model_search(choice: Choice) -> Picture:
-    """Return the chart of score against latency, with a colour per model; artifacts are called model/artifact."""
-    model_of = {candidate.artifact: candidate.artifact.partition("/")[0] for candidate in choice.candidates}
-    colour_of_model = _colours(model_of.values())
-    return draw_choice(choice, {artifact: colour_of_model[model] for artifact, model in model_of.items()})
+def draw_choice(choice: Choice, report: Report | None = None) -> Picture:
+    """Return the chart of score against latency, with the colours of the other charts of a ``report``.
 
-
-def draw_choice(choice: Choice, colours: Mapping[str, str]) -> Picture:
-    """Return the chart of score against latency; ``colours`` of the artifacts."""
+    None: of a search, whose artifacts are called model/artifact, with a colour per model.
+    """
+    if report is not None:
+        colours = _colours(row.artifact for row in report.rows)
+    else:
+        model_of = {candidate.artifact: candidate.artifact.partition("/")[0] for candidate in choice.candidates}
+        colour_of_model = _colours(model_of.values())
+        colours = {artifact: colour_of_model[model] for artifact, model in model_of.items()}
     ranked = [r for r in ranked_candidates(choice) if None not in (r.candidate.score, r.candidate.latency_ms)]
     named = [row for row in ranked if row.is_pick or row.candidate.on_front]
     return _draw_picture("search", ranked, choice, colours, ranked, heights=len(named))
 
 
 def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int | None = None) -> Picture:
-    """Draw ``content``, which shows ``entries``; ``heights``: number of entries that take height, if not all do."""
+    """Draw ``content``, which shows ``entries``, as SVG for a page; ``heights``: number of those that take height."""
     picture = PICTURES[name]
     if picture.draw is _draw_times and len(entries) > MAX_ROWS:
         heights = MAX_ROWS
@@ -105,12 +107,7 @@ def _draw_picture(name: str, entries: Sequence[Any], *content: Any, heights: int
         return picture._replace(missing=f"{canvas.NO_PICTURE}; the tables hold the same figures")
     if not entries:
         return picture
-    height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
-    return picture._replace(svg=_draw_svg(name, height, picture.draw, *content))
-
-
-def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any) -> str:
-    """Draw ``content`` as SVG for a page: unique ids, no metadata, colours from the style sheet's variables."""
+    # Unique ids, no metadata, colours from the style sheet's variables.
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -120,8 +117,9 @@ def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any
         "xtick.labelsize": 8, "hatch.linewidth": 0.7,
     }  # fmt: skip
     with matplotlib.rc_context(settings):
+        height = picture.height + picture.height_per_entry * (len(entries) if heights is None else heights)
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        draw(canvas.bare(figure.subplots()), *content)
+        picture.draw(canvas.bare(figure.subplots()), *content)
         text = io.StringIO()
         metadata = {"Creator": None, "Date": None, "Format": None, "Type": None}
         figure.savefig(text, format="svg", transparent=True, metadata=metadata)
@@ -139,30 +137,38 @@ def _draw_svg(name: str, height: float, draw: Callable[..., None], *content: Any
     for colour, variable in variables.items():
         svg = svg.replace(colour, f"var(--{variable})")
     # The reader's machine may not have matplotlib's font.
-    return re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg)
+    return picture._replace(svg=re.sub(r"font: ([0-9.]+px)[^;\"]*", r"font: \1 system-ui, sans-serif", svg))
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each name."""
+    """Return a colour for each name; of the artifacts of a report's rows, the same in every chart."""
     return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(dict.fromkeys(names))}
-
-
-def _colours_of(report: Report) -> dict[str, str]:
-    """Return the colour of each artifact, the same in every chart."""
-    return _colours(row.artifact for row in report.rows)
 
 
 def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
     """Draw a line per row: the sample of a measured row, or the range of an estimated row."""
     rows = rows[:MAX_ROWS]
-    status, colours, ends = rows[0].latency_ms.status, _colours_of(report), list[float]()
+    status, colours, ends = rows[0].latency_ms.status, _colours(row.artifact for row in report.rows), list[float]()
     for y, row in enumerate(rows):
         latency, colour, text = row.latency_ms, colours[row.artifact], format_milliseconds(row.latency_ms.p50)
         if status == "estimated":
             low, high = _draw_estimate(axis, y, latency.low, latency.p50 or 0.0, latency.high, colour)
             text = f"{ABOUT} {text}"
         else:
-            low, high = _draw_sample(axis, y, latency, colour)
+            # Nested bars: all calls, 5 to 95%, the middle half, the median.
+            quantiles = latency.quantiles_ms
+            last = len(quantiles) - 1
+            if last < 2:
+                low, high = latency.p50 or 0.0, latency.p90 or latency.p50 or 0.0
+                axis.plot([low, high], [y, y], color=colour, linewidth=2)
+                axis.plot([low], [y], "o", color=colour, markersize=5)
+            else:
+                shares = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+                low, p5, p25, p50, p75, p95, high = (quantiles[round(last * share)] for share in shares)
+                axis.plot([low, high], [y, y], color=colour, linewidth=1)
+                axis.barh(y, p95 - p5, 0.34, left=p5, color=colour, alpha=0.45)
+                axis.barh(y, p75 - p25, 0.62, left=p25, color=colour)
+                axis.plot([p50, p50], [y - 0.31, y + 0.31], color=PAPER, linewidth=1.6)
             text += " unstable" if latency.stable is False else ""
         axis.annotate(text, (high, y), (4, 0), **_VALUE_LABEL)
         ends += [low, high]
@@ -191,7 +197,7 @@ def _draw_times(axis: Any, report: Report, rows: Sequence[Row]) -> None:
 
 def _draw_memory(axis: Any, report: Report, peaks: Sequence[tuple[str, Memory]]) -> None:
     """Draw the peak memory of each artifact and the device's budget."""
-    colours, ends = _colours_of(report), list[float]()
+    colours, ends = _colours(row.artifact for row in report.rows), list[float]()
     for y, (name, memory) in enumerate(peaks):
         high, text = (memory.peak or 0) / _MIB, format_bytes(memory.peak)
         if memory.status == "estimated":
@@ -294,23 +300,6 @@ def _draw_candidates(
     axis.margins(0.2)
     if not metric.higher_is_better:
         axis.invert_yaxis()
-
-
-def _draw_sample(axis: Any, y: float, latency: Latency, colour: str) -> tuple[float, float]:
-    """Draw nested bars: all calls, 5 to 95%, the middle half, the median. Return the ends."""
-    quantiles = latency.quantiles_ms
-    if len(quantiles) < 3:
-        low, high = latency.p50 or 0.0, latency.p90 or latency.p50 or 0.0
-        axis.plot([low, high], [y, y], color=colour, linewidth=2)
-        axis.plot([low], [y], "o", color=colour, markersize=5)
-        return low, high
-    last = len(quantiles) - 1
-    p0, p5, p25, p50, p75, p95, p100 = (quantiles[round(last * q)] for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
-    axis.plot([p0, p100], [y, y], color=colour, linewidth=1)
-    axis.barh(y, p95 - p5, 0.34, left=p5, color=colour, alpha=0.45)
-    axis.barh(y, p75 - p25, 0.62, left=p25, color=colour)
-    axis.plot([p50, p50], [y - 0.31, y + 0.31], color=PAPER, linewidth=1.6)
-    return p0, p100
 
 
 def _draw_estimate(

@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Literal
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import LEAKS, RunManifest
+from edgeformer.artifacts.manifest import LEAKS
 from edgeformer.artifacts.report import Latency, Report, Row, read_report
 from edgeformer.artifacts.units import format_threads, format_time, markdown
 from edgeformer.artifacts.workspace import read_manifest
@@ -159,7 +159,22 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
             manifest = read_run(location.run)
             record["split"] = manifest.data.split + (" (SYNTHETIC)" if manifest.data.synthetic else "")
             record["parameters"] = manifest.parameters
-            record |= {**_scores(manifest), "train_seconds": manifest.seconds}
+            # Scores of the test set and its exits, and the metric on the other test sets; a leak first.
+            task, test = get_task(manifest.task), manifest.test
+            name = task.metric.name
+            # F1 summarises precision and recall.
+            omitted = (name, "n", "loss", "precision", "recall")
+            keys = [column.name for column in task.columns if column.name not in omitted]
+            record |= {"caution": LEAKS} if manifest.leaks else {}
+            record |= {key: getattr(test, key, None) for key in (name, *keys, "loss")}
+            if test is not None and test.by_exit:
+                exits = list(test.by_exit.items())[:-1]
+                record |= {f"{name}_exit{loop}": getattr(score, name, None) for loop, score in exits}
+                record[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
+                record["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
+            further_tests = list(manifest.tests.items())[1:]
+            record |= {f"{name}_{other}": task.metric.of(score) for other, score in further_tests}
+            record["train_seconds"] = manifest.seconds
         if bundle is not None:
             record.setdefault("parameters", bundle.parameters)
             record |= {f"{artifact.id}_bytes": artifact.size_bytes for artifact in bundle.artifacts}
@@ -196,22 +211,6 @@ def run_records(locations: Sequence[Location]) -> list[Record]:
 
 def _machine(report: Report) -> str:
     return f"{report.host.get('cpu')} with {report.host.get('cores')} cores ({report.host.get('system')})"
-
-
-def _scores(manifest: RunManifest) -> Record:
-    """Return the scores of the test set and its exits, and the metric on the other test sets; a leak first."""
-    task, test = get_task(manifest.task), manifest.test
-    name = task.metric.name
-    # F1 summarises precision and recall.
-    keys = [column.key for column in task.columns if column.key not in (name, "n", "loss", "precision", "recall")]
-    record: Record = {"caution": LEAKS} if manifest.leaks else {}
-    record |= {key: getattr(test, key, None) for key in (name, *keys, "loss")}
-    if test is not None and test.by_exit:
-        exits = list(test.by_exit.items())[:-1]
-        record |= {f"{name}_exit{loop}": getattr(score, name, None) for loop, score in exits}
-        record[f"{name}_early_exit"] = getattr(test.leaving_early, name, None)
-        record["early_exit_mean_loops"] = getattr(test.leaving_early, "mean_loops", None)
-    return record | {f"{name}_{other}": task.metric.of(score) for other, score in list(manifest.tests.items())[1:]}
 
 
 def score_note(locations: Sequence[Location]) -> str | None:

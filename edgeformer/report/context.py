@@ -6,7 +6,7 @@ An estimate is never written like a measurement: it starts with ≈ and has its 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from operator import attrgetter
 from textwrap import shorten
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.device import Fact, Peaks
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import cautions
 from edgeformer.artifacts.report import (
@@ -92,8 +92,12 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
 
     # 1. Texts of figures.
     def first_call(row: Row, figure: str) -> Any:
-        cold_row = report.cold_row_of(row)
-        return attrgetter(figure)(cold_row) if cold_row is not None else None
+        """Return a figure of the first call of the process that measured ``row``, for the first row of that process."""
+        process = attrgetter("where", "artifact", "provider", "threads")
+        rows = [other for other in report.rows if other.where == "host" and process(other) == process(row)]
+        first = next((other for other in rows if other.phase != "cold"), None)
+        cold_row = next((other for other in reversed(rows) if other.phase == "cold"), None)
+        return attrgetter(figure)(cold_row) if first is row and cold_row is not None else None
 
     def latency_with_status(row: Row) -> str:
         if row.latency_ms.status == "unavailable":
@@ -266,12 +270,6 @@ PUBLISHED: TableColumns[PublishedTime] = TableColumns(
 """Published times of the device."""
 
 
-def nearest_published(report: Report) -> list[PublishedTime]:
-    """Return the published times that are most similar to the estimated rows."""
-    checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
-    return list(dict.fromkeys(time for check in checks for time in check.nearest))
-
-
 def missing_measurements(report: Report) -> list[tuple[str, str]]:
     """Return what was not measured, and why; equal reasons together."""
     gaps: list[tuple[str, str]] = []
@@ -341,27 +339,13 @@ _FACT_TEXTS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _profile_facts(device: DeviceProfile) -> Iterator[dict[str, str]]:
-    """Yield every fact of the device profile, with its unit, and what checks it."""
-    for name, value in device:
-        facts = [*value] if isinstance(value, Peaks) else [(name, value)]
-        for key, fact in facts:
-            title = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}").replace("_", " ")
-            if isinstance(fact, Fact):
-                write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
-                source = "; published: ".join(filter(None, (fact.source, fact.published)))
-                yield {"fact": title, "value": write(fact.value), "checked": fact.verified, "source": source}
-            elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
-                yield {"fact": title, "value": _plain(fact), "checked": "", "source": ""}
-
-
 class ReportContext:
     """Everything that the documents of one report show; ``mark`` is the verdict's CSS class."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
         self.status, self.sentence = sentences.verdict_status(report), sentences.verdict_sentence(report)
-        self.badge = sentences.badge_text(report)
+        self.badge = f"{report.device}: {self.status}"
         self.parameters = f"{report.parameters:,}"
         self.mark = "partial" if report.verdict.is_partial else report.verdict.status
         self.cautions, self.estimates = cautions(report), sentences.estimate_note(report)
@@ -386,7 +370,19 @@ class ReportContext:
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
         self.environment = _environment(report, self.host_rows)
-        self.facts = [*_profile_facts(report.profile)] if report.profile is not None else []
+        # Every fact of the device profile, with its unit, and what checks it.
+        self.facts: list[dict[str, str]] = []
+        for name, value in report.profile or ():
+            facts = [*value] if isinstance(value, Peaks) else [(name, value)]
+            for key, fact in facts:
+                quantity = re.sub("_(bytes_per_s|bytes|hz|us)$", "", key if key == name else f"peak {key}")
+                entry = {"fact": quantity.replace("_", " "), "checked": "", "source": ""}
+                if isinstance(fact, Fact):
+                    write = _FACT_TEXTS.get(name, format_bytes if name.endswith("_bytes") else _plain)
+                    source = "; published: ".join(filter(None, (fact.source, fact.published)))
+                    self.facts.append({**entry, "value": write(fact.value), "checked": fact.verified, "source": source})
+                elif isinstance(fact, (str, int, float)) and not isinstance(fact, bool):
+                    self.facts.append({**entry, "value": _plain(fact)})
         self.created = format_time(report.created)
 
     def columns(self, layout: str) -> TableColumns[Row]:

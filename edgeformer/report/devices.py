@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
 from rich.text import Text
 
@@ -127,15 +128,12 @@ def comparison_tables(comparison: Record) -> list[TerminalTable[Record]]:
     ]
 
 
-def markdown_comparison(comparison: Record) -> str:
-    """Return the devices and the rows in GitHub-flavoured Markdown."""
-    devices = _DEVICES.drop_empty(comparison["devices"], "error")
-    tables = devices.markdown(comparison["devices"]), _row_columns(comparison).markdown(comparison["rows"])
-    return "\n\n".join(tables)
-
-
-def csv_comparison(comparison: Record) -> str:
-    """Return a line per row and device."""
+def format_devices(comparison: Record, style: Literal["markdown", "csv"]) -> str:
+    """Format the devices and the rows in GitHub-flavoured Markdown; in CSV a line per row and device."""
+    if style == "markdown":
+        devices = _DEVICES.drop_empty(comparison["devices"], "error")
+        tables = devices.markdown(comparison["devices"]), _row_columns(comparison).markdown(comparison["rows"])
+        return "\n\n".join(tables)
     cells = [{**row, **cell, "device": name} for row in comparison["rows"] for name, cell in row["devices"].items()]
     keys = ("artifact", "phase", "batch", "seq", "provider", "threads", "status", "p50_ms", "stable", "ratio")
     columns: TableColumns[Record] = TableColumns(*map(Column, ("device", *keys)))

@@ -35,7 +35,6 @@ from edgeformer.report.context import (
     candidate_columns,
     candidate_style,
     metric_named,
-    nearest_published,
 )
 from edgeformer.report.sentences import badge_markdown, checks_sentence
 from edgeformer.run import Location
@@ -63,27 +62,16 @@ def write_report(report: Report, location: Location) -> list[Path]:
             if time.time() - leftover.stat().st_mtime > _STALE_AFTER_S:
                 leftover.unlink()
     write_json(folder / f"{stem}.json", report)
-    documents = {"md": as_markdown, "csv": as_csv, "html": as_html, "svg": badge_svg}
-    for kind, render in documents.items():
-        write_text(folder / f"{stem}.{kind}", render(context))
+    write_text(folder / f"{stem}.md", as_markdown(context))
+    write_text(folder / f"{stem}.csv", context.columns("csv").csv(report.rows))
+    write_text(folder / f"{stem}.html", as_html(context))
+    write_text(folder / f"{stem}.svg", badge_svg(context))
     return report_files(report, location)
 
 
 def report_files(report: Report, location: Location) -> list[Path]:
     """Return the paths of :func:`write_report`."""
     return [location.reports / f"{report.stem}.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
-
-
-def write_interrupted(report: Report, location: Location) -> Path:
-    """Write what was measured before Ctrl-C to ``reports/interrupted/<device>.json`` and return the path."""
-    path = location.reports / "interrupted" / f"{report.stem}.json"
-    write_json(path, report)
-    return path
-
-
-def as_csv(context: ReportContext) -> str:
-    """Return a line per row, units in the column names; ``status`` is the latency's."""
-    return context.columns("csv").csv(context.report.rows)
 
 
 def as_markdown(context: ReportContext) -> str:
@@ -104,6 +92,8 @@ def as_html(context: ReportContext) -> str:
     """Return the page. The template escapes all text; the page loads nothing."""
     report, host_rows, device_rows = context.report, context.host_rows, context.device_rows
     checks = report.verdict.checks
+    published_checks = [row.latency_ms.check for row in report.rows if row.latency_ms.check is not None]
+    published = [*dict.fromkeys(time for check in published_checks for time in check.nearest)]
     check_classes = ["estimated" if c.basis == "estimated" and c.value is not None else "" for c in checks]
     host_columns = context.columns("html host").drop_empty(host_rows, "p90", "p99", "energy")
     candidates = None
@@ -117,7 +107,7 @@ def as_html(context: ReportContext) -> str:
         device_rows=context.columns("html device").html(device_rows, [row.latency_ms.status for row in device_rows]),
         sizes=SIZES.html([*report.split_sizes.values()]), facts=FACTS.html(context.facts),
         estimate_checks=ESTIMATE_CHECKS.html(report.estimate_checks), checks_sentence=checks_sentence(report),
-        published=PUBLISHED.html(nearest_published(report)),
+        published=PUBLISHED.html(published),
     )  # fmt: skip
 
 

@@ -78,24 +78,19 @@ def print_gate(gate: Gate, console: Console) -> None:
         console.print(Text.assemble(("note ", "yellow"), note), soft_wrap=True)
 
 
-def markdown_summary(gate: Gate) -> str:
-    """Return GitHub-flavoured Markdown for a workflow's summary."""
+def append_summary(gate: Gate, path: Path) -> None:
+    """Append GitHub-flavoured Markdown to a workflow's summary, one file to which all steps write."""
     records = _records(gate)
     columns = _COLUMNS.drop_empty(records, "with")
     table = columns.markdown(records, bold=lambda record: record["result"] in ("fail", "undecided"))
     notes = "".join(f"- {markdown_line(note)}\n" for note in _notes(gate))
-    return (
-        f"## edgeformer gate: {gate.status}\n\n{GATE[gate.status]}\n\n"
-        f"{markdown(gate.candidate)} against {markdown(gate.baseline)}, on {markdown(str(gate.host.get('cpu')))}, "
-        f"{gate.seconds:.0f} s.\n\n{table}\n\n{notes}"
-    )
-
-
-def append_summary(gate: Gate, path: Path) -> None:
-    """Append :func:`markdown_summary` to a file: all steps of a workflow write to one summary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(markdown_summary(gate))
+        file.write(
+            f"## edgeformer gate: {gate.status}\n\n{GATE[gate.status]}\n\n"
+            f"{markdown(gate.candidate)} against {markdown(gate.baseline)}, on {markdown(str(gate.host.get('cpu')))}, "
+            f"{gate.seconds:.0f} s.\n\n{table}\n\n{notes}"
+        )
 
 
 def junit_xml(gate: Gate) -> str:

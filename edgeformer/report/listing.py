@@ -39,16 +39,13 @@ def runtime_records() -> list[Record]:
     ]
 
 
-def runtime_table(rows: Sequence[Record]) -> TerminalTable[Record]:
-    """Return the runtimes."""
-    columns: TableColumns[Record] = TableColumns(
-        Column("name"),
-        Column("status"),
-        Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
-        Column("export", lambda row: ", ".join(row["export"]), flows=True),
-        Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
-    )
-    return columns.terminal("runtimes", rows)
+RUNTIMES: TableColumns[Record] = TableColumns(
+    Column("name"),
+    Column("status"),
+    Column("formats", lambda row: ", ".join(row["formats"]), flows=True),
+    Column("export", lambda row: ", ".join(row["export"]), flows=True),
+    Column("installed", lambda row: ", ".join(map(" ".join, row["installed"].items())), flows=True),
+)
 
 
 def recipe_records() -> list[Record]:
@@ -57,10 +54,7 @@ def recipe_records() -> list[Record]:
     return [{"name": r.name, "task": r.task, "target": r.target, "description": r.description} for r in recipes]
 
 
-def recipe_table(rows: Sequence[Record]) -> TerminalTable[Record]:
-    """Return the recipes."""
-    columns: TableColumns[Record] = TableColumns(*map(Column, rows[0]))
-    return columns.terminal("recipes", rows)
+RECIPES: TableColumns[Record] = TableColumns(*map(Column, ("name", "task", "target", "description")))
 
 
 def device_records(artifacts: Path) -> list[Record]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from edgeformer.artifacts.files import write_text
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
 from edgeformer.artifacts.units import format_duration, format_time
-from edgeformer.report.charts import draw_model_search
+from edgeformer.report.charts import draw_choice
 from edgeformer.report.columns import DASH, Column, TableColumns
 from edgeformer.report.context import candidate_columns, candidate_style, metric_named, ranked_candidates
 from edgeformer.report.documents import render_template
@@ -70,7 +70,7 @@ def recommendation(result: ModelSearch) -> str:
 
 def test_text(result: ModelSearch) -> str:
     """Return the score of the recommended or best artifact on the test rows; empty: not scored."""
-    test = result.test_of(result.best) if result.best is not None else None
+    test = next((test for test in result.tests if test.candidate == result.best), None)
     if test is None or result.search is None:
         return ""
     metric = metric_named(result.search.metric)
@@ -104,7 +104,7 @@ def write_page(result: ModelSearch, folder: Path) -> Path:
     page = folder / PAGE_FILE
     html = render_template(
         "search.html", result=result, created=format_time(result.created), recommendation=recommendation(result),
-        test=test_text(result), picture=draw_model_search(result.search) if result.search is not None else None,
+        test=test_text(result), picture=draw_choice(result.search) if result.search is not None else None,
         models=model_columns(result).html(result.models), candidates=candidates,
         basis=_BASIS[result.search.basis] if result.search is not None else "",
     )  # fmt: skip

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, cautions
-from edgeformer.artifacts.scores import Score
+from edgeformer.artifacts.manifest import BundleManifest, cautions
 from edgeformer.report.canvas import BLUE, GREY, ORANGE, PALETTE, RED, can_draw, drawing, literal
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
@@ -37,6 +35,7 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
     # Several graphs may share one weights file; each size includes the graph's share of it.
     shared = ", with its share of the external weights file" if any(a.weights_file for a in artifacts) else ""
     with drawing(path, title, 2 if looped else 1, (12.5 if looped else 7.0, height)) as axes:
+        # 1. Size and score
         axis = axes[0]
         bars = axis.barh([literal(artifact.id) for artifact in artifacts], sizes, 0.62, color=colours)
         axis.bar_label(bars, labels, fontsize=8)
@@ -44,33 +43,32 @@ def draw_bundle(bundle: BundleManifest, path: Path) -> Path | None:
         axis.grid(axis="y", visible=False)
         axis.margins(x=0.45)
         axis.set(xlabel=f"size (MiB){shared}", title=f"size, and {scored_on}" if scored_on is not None else "size")
-        if looped:
-            _draw_drift(axes[1], looped)
+        if not looped:
+            return path
+        # 2. Drift of the loops
+        drift = axes[1]
+        tolerances: dict[float, list[str]] = {}
+        for index, artifact in enumerate(looped):
+            assert artifact.drift is not None
+            rows = [row for row in artifact.drift.loops if row.rms_error is not None]
+            # Graphs of one precision have nearly the same drift: dashes keep the line below visible.
+            same_precision = sum(other.precision == artifact.precision for other in looped[:index])
+            drift.plot(
+                [row.loop for row in rows], [row.rms_error for row in rows], "o", color=PALETTE[index % len(PALETTE)],
+                linestyle=("-", "--", ":", "-.")[same_precision % 4], label=literal(artifact.id), markersize=4,
+            )  # fmt: skip
+            tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
+        for tolerance, precisions in tolerances.items():
+            drift.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
+            text = f"tolerance of {', '.join(dict.fromkeys(precisions))}"
+            style: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 7}
+            drift.annotate(text, (0.99, tolerance), color=GREY, **style)
+        drift.set_yscale("log")
+        drift.xaxis.get_major_locator().set_params(integer=True)
+        drift.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
+        drift.set_title("drift from torch FP32, loop by loop")
+        drift.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3)
     return path
-
-
-def _draw_drift(axis: Any, artifacts: Sequence[ArtifactManifest]) -> None:
-    tolerances: dict[float, list[str]] = {}
-    for index, artifact in enumerate(artifacts):
-        assert artifact.drift is not None
-        rows = [row for row in artifact.drift.loops if row.rms_error is not None]
-        # Graphs of one precision have nearly the same drift: dashes keep the line below visible.
-        same_precision = sum(other.precision == artifact.precision for other in artifacts[:index])
-        axis.plot(
-            [row.loop for row in rows], [row.rms_error for row in rows], "o", color=PALETTE[index % len(PALETTE)],
-            linestyle=("-", "--", ":", "-.")[same_precision % 4], label=literal(artifact.id), markersize=4,
-        )  # fmt: skip
-        tolerances.setdefault(artifact.drift.tolerance, []).append(artifact.precision)
-    for tolerance, precisions in tolerances.items():
-        axis.axhline(tolerance, color=GREY, linestyle="--", linewidth=0.9)
-        text = f"tolerance of {', '.join(dict.fromkeys(precisions))}"
-        style: Any = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "fontsize": 7}
-        axis.annotate(text, (0.99, tolerance), color=GREY, **style)
-    axis.set_yscale("log")
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(xlabel="loop", ylabel="RMS error of the state / RMS of the state")
-    axis.set_title("drift from torch FP32, loop by loop")
-    axis.legend(frameon=False, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.11), ncols=3)
 
 
 def draw_learning_curve(run: Path) -> Path | None:
@@ -112,10 +110,34 @@ def draw_learning_curve(run: Path) -> Path | None:
         losses.legend(frameon=False, fontsize=8)
         if has_exits:
             losses.figure.get_layout_engine().set(wspace=0.04)
-            if score is not None:
-                _draw_exits(panels, score, metric.name)
+            if score is None:
+                return path
+            # 3. Draw the metric of each exit, where tokens leave, and the metric over the mean loops.
+            (exits, shares, trade), early, name = panels, score.leaving_early, metric.name
+            loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
+            bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
+            exits.bar_label(bars, [f"{value:,.4g}" for value in values], fontsize=8, padding=2)
+            exits.set(title=f"{name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
+            exits.margins(y=0.12)
+            shares.set(title="where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
+            trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
+            if early is not None:
+                left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
+                labels = [
+                    f"{loop}\n{f'τ {early.thresholds[loop]:.2f}' if loop in early.thresholds else 'the rest'}"
+                    for loop in left_after
+                ]
+                bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
+                shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
+                early_value = float(getattr(early, name))
+                label = f"by confidence: {early_value:,.4g} at {early.mean_loops:.2f} loops"
+                trade.plot(early.mean_loops, early_value, "*", color=RED, markersize=13, label=label, zorder=3)
+            trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
+            trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
+            trade.margins(y=0.18)
+            trade.legend(frameon=False, fontsize=8)
             return path
-        # 3. Draw the metric, the kept weights and the learning rate.
+        # 4. Draw the metric, the kept weights and the learning rate.
         scores, rates = panels
         values = epochs[f"val_{metric.name}"]
         scores.plot(epochs["epoch"], values, "o-", color=ORANGE, label="validation")
@@ -136,34 +158,6 @@ def draw_learning_curve(run: Path) -> Path | None:
         rates.plot(steps["epoch"], steps["lr"], color=BLUE)
         rates.set(xlabel="epoch", ylabel="learning rate", ylim=(0, None))
     return path
-
-
-def _draw_exits(panels: Sequence[Any], score: Score, name: str) -> None:
-    """Draw the metric of each exit, where tokens leave, and the metric over the mean loops."""
-    (exits, shares, trade), early = panels, score.leaving_early
-    loops, values = list(score.by_exit), [float(getattr(exit_, name)) for exit_ in score.by_exit.values()]
-    bars = exits.bar([*map(str, loops)], values, color=_shades(len(loops)), width=0.65)
-    exits.bar_label(bars, [f"{value:,.4g}" for value in values], fontsize=8, padding=2)
-    exits.set(title=f"{name} of each exit", xlabel="exit after loop", ylabel=f"{name} per token")
-    exits.margins(y=0.12)
-
-    shares.set(title="where tokens leave", xlabel="loop", ylabel="share of tokens", ylim=(0, 1.12))
-    trade.plot(loops, values, "o-", color=BLUE, label="every token leaves at one exit")
-    if early is not None:
-        left_after = {str(loop): early.share[str(loop)] for loop in sorted(map(int, early.share))}
-        labels = [
-            f"{loop}\n{f'τ {early.thresholds[loop]:.2f}' if loop in early.thresholds else 'the rest'}"
-            for loop in left_after
-        ]
-        bars = shares.bar(labels, left_after.values(), color=_shades(len(labels)), width=0.65)
-        shares.bar_label(bars, [f"{share:.1%}" for share in left_after.values()], fontsize=8, padding=2)
-        value = float(getattr(early, name))
-        label = f"by confidence: {value:,.4g} at {early.mean_loops:.2f} loops"
-        trade.plot(early.mean_loops, value, "*", color=RED, markersize=13, label=label, zorder=3)
-    trade.set(title="quality against loops", xlabel="loops computed per token (not time)")
-    trade.set(ylabel=f"{name} per token", xlim=(0, max(loops) * 1.06), xticks=loops)
-    trade.margins(y=0.18)
-    trade.legend(frameon=False, fontsize=8)
 
 
 def _shades(count: int) -> list[str]:

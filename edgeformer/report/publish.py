@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +22,26 @@ _STATISTICS = {
 }
 
 
-def published_rows(report: Report, bundle: Bundle) -> Iterator[dict[str, Any]]:
-    """Yield a row per measured and repeatable time, without the run's name, paths, or what identifies its owner."""
+def append_published(report: Report, bundle: Bundle, path: Path) -> int:
+    """Add a row per measured and repeatable time to a CSV file, with a header if it is new, and return their number.
+
+    They have no name of the run, no paths, and nothing that identifies its owner. Raises InputError: the file has other
+    columns. OSError: it cannot be read or written.
+    """
+    header = ",".join(COLUMNS)
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    if text and text.splitlines()[0] != header:
+        raise InputError(f"--publish {path}: its first line is not that of measurements; give a new file")
     manifest, versions = bundle.manifest, report.host.get("versions", {})
-    for row in report.rows:
-        if (
-            row.where != "host"
-            or row.phase == "cold"
-            or row.latency_ms.status != "measured"
-            or not row.latency_ms.stable
-        ):
+    loops = f", {manifest.loops} loops" if manifest.loops is not None else ""
+    measured = [row for row in report.rows if row.where == "host" and row.phase != "cold"]
+    rows: list[dict[str, Any]] = []
+    for row in measured:
+        if row.latency_ms.status != "measured" or not row.latency_ms.stable:
             continue
         artifact = bundle.artifact(row.artifact)
         opener = opener_of(artifact, row.provider)
-        loops = f", {manifest.loops} loops" if manifest.loops is not None else ""
-        yield {
+        rows.append({
             "model": f"edgeformer {manifest.task}",
             "architecture": f"{manifest.parameters} parameters{loops}; {artifact.role} graph",
             "profile": report.device if report.on_target and report.device != "host" else "",
@@ -49,19 +53,7 @@ def published_rows(report: Report, bundle: Bundle) -> Iterator[dict[str, Any]]:
             "date": report.created[:10],
             "source": f"edgeformer {versions.get('edgeformer', manifest.code_version)}",
             "note": f"{row.latency_ms.n} calls",
-        }  # fmt: skip
-
-
-def append_published(report: Report, bundle: Bundle, path: Path) -> int:
-    """Add the rows of a report to a CSV file, with a header if it is new, and return how many there are.
-
-    Raises InputError: the file has other columns. OSError: it cannot be read or written.
-    """
-    header = ",".join(COLUMNS)
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    if text and text.splitlines()[0] != header:
-        raise InputError(f"--publish {path}: its first line is not that of measurements; give a new file")
-    rows = [*published_rows(report, bundle)]
+        })  # fmt: skip
     with path.open("a", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not text:

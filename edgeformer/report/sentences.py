@@ -184,14 +184,9 @@ def verdict_status(report: Report) -> str:
     return f"{verdict.status} ({', '.join(remarks)})" if remarks else verdict.status
 
 
-def badge_text(report: Report) -> str:
-    """``rtx4050: fail``, ``rtx4050: pass (memory only, estimated)``."""
-    return f"{report.device}: {verdict_status(report)}"
-
-
 def badge_markdown(report: Report, file: str) -> str:
     """Return a line of GitHub-flavoured Markdown that shows the badge; ``file``: its path relative to the document."""
-    return f"![edgeformer {markdown(badge_text(report))}]({quote(file)})"
+    return f"![edgeformer {markdown(f'{report.device}: {verdict_status(report)}')}]({quote(file)})"
 
 
 def verdict_sentence(report: Report) -> str:
@@ -301,14 +296,6 @@ class Tie(NamedTuple):
     tolerance: float = 0.0
     instant_ms: float = 0.0
 
-    @property
-    def text(self) -> str:
-        """The reason in words."""
-        if self.kind == "ranges":
-            return "their ranges overlap"
-        kind, instant = ("measured times", f" or {self.instant_ms:g} ms") if self.kind == "times" else ("values", "")
-        return f"a tie: {kind} that differ by less than {self.tolerance * 100:g}%{instant} are no different"
-
 
 class Decision(NamedTuple):
     """Which candidate is picked, and why; candidates are named by their positions."""
@@ -364,13 +351,16 @@ def pick_reason(choice: Choice, decision: Decision, metric: Metric, labels: Mapp
     pick, cheapest = decision.pick, decision.cheapest
     picked = candidates[pick]
     among = f"of {len(positions)} that {demands}" if len(positions) > 1 else f"the only candidate known to {demands}"
-    if decision.tie is not None:
+    if (tie := decision.tie) is not None:
+        kind, instant = ("measured times", f" or {tie.instant_ms:g} ms") if tie.kind == "times" else ("values", "")
+        why = f"a tie: {kind} that differ by less than {tie.tolerance * 100:g}%{instant} are no different"
+        why = "their ranges overlap" if tie.kind == "ranges" else why
         advantage = "fewer threads" if minimize == "latency" else "shorter time"
         if picked.size_bytes < candidates[cheapest].size_bytes:
             advantage = f"smaller file ({format_bytes(picked.size_bytes)})"
         reason = (
             f"{label(pick)}: {minimize} {cost_text(pick)}, equal to the smallest ({cost_text(cheapest)}, "
-            f"{label(cheapest)}) {among}: {decision.tie.text}, and it has the {advantage}"
+            f"{label(cheapest)}) {among}: {why}, and it has the {advantage}"
         )
     elif len(positions) > 1:
         reason = f"{label(pick)}: smallest {minimize} ({cost_text(pick)}) {among}"
@@ -405,34 +395,31 @@ NOT_COMPARABLE = "the baseline or the candidate has no comparable figure"
 
 
 def paired_rounds(
-    rounds: int, fewest: int, longest_s: float, needs_s: float | None, *, is_undecided: bool, is_most: bool
-) -> str:
-    """Return how two artifacts were timed, and why that did not decide.
+    rounds: int, fewest: int, longest_s: float, needs_s: float | None, unsettled: int, failures: Sequence[str], *,
+    is_undecided: bool, is_most: bool,
+) -> str:  # fmt: skip
+    """Return how two artifacts were timed, why that did not decide, and what was wrong with single processes.
 
     Args:
         fewest: rounds that a decision needs; ``needs_s``: seconds that they would take, if that is too long.
         longest_s: seconds after which no round begins.
+        unsettled: number of processes that did not settle; ``failures``: why rounds were repeated.
         is_most: more rounds are never measured.
     """
+    text = f"{rounds} rounds of two fresh processes"
     if needs_s is not None:
-        return (
+        text = (
             f"a decision needs at least {fewest} rounds, which would take about {needs_s / 60:.0f} minutes at the pace "
             f"of the first {rounds}; use a smaller --seq or --batch"
         )
-    text = f"{rounds} rounds of two fresh processes"
-    if not is_undecided:
-        return text
-    bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
-    bound = "the fewest that a decision needs" if rounds <= fewest else bound
-    return (
-        f"{text}, {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
-        "again on an idle machine"
-    )
-
-
-def processes_of_rounds(rounds: int, unsettled: int, failures: Sequence[str]) -> str:
-    """Return how many processes did not settle, and which round was repeated; empty if all is well."""
-    text = f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
+    elif is_undecided:
+        bound = "the most that are measured" if is_most else f"all that fit into {longest_s:.0f} s"
+        bound = "the fewest that a decision needs" if rounds <= fewest else bound
+        text += (
+            f", {bound}, did not decide: the machine is too noisy, or the change is close to the limit; run the gate "
+            "again on an idle machine"
+        )
+    text += f"; {unsettled} of {2 * rounds} processes did not settle" if unsettled else ""
     return text + (f"; one round was repeated after a failure: {', '.join(failures)}" if failures else "")
 
 

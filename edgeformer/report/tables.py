@@ -27,7 +27,8 @@ from edgeformer.artifacts.report import Figure
 from edgeformer.artifacts.scores import EarlyExitRow, EvaluationRow, Score
 from edgeformer.artifacts.units import format_bytes, format_duration, format_memory, format_threads
 from edgeformer.data.column_detection import ColumnFacts, DetectedColumns
-from edgeformer.data.data_warnings import UNEVEN, majority_accuracy, majority_label
+from edgeformer.data.data_warnings import UNEVEN, majority_accuracy
+from edgeformer.data.rows import excerpt
 from edgeformer.inference.verification import ArtifactCheck, Verification
 from edgeformer.report.columns import DASH, Column, TableColumns, TerminalTable, coloured, format_value
 from edgeformer.runtimes import provider_facts
@@ -40,7 +41,7 @@ def _score_column(column: ScoreColumn, score_of: Callable[[Any], object] = lambd
     """Return a task's column for rows that have its figures, or from whose score ``score_of`` takes them."""
     layout = "{:,}" if column.places is None else f"{{:,.{column.places}f}}"
     return Column(
-        column.key, lambda row: getattr(score_of(row), column.key, None), heading=column.heading, layout=layout
+        column.name, lambda row: getattr(score_of(row), column.name, None), heading=column.heading, layout=layout
     )
 
 
@@ -78,9 +79,10 @@ def run_table(manifest: RunManifest) -> RenderableType:
 
     caption = None
     if any(warning.kind == UNEVEN for warning in data.findings):
-        accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in majority_accuracy(data.label_rows).items())
-        caption = Text(f"for comparison: always answering {majority_label(data.label_rows)!r} has accuracy {accuracy}")
-    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.key for column in task.columns))
+        label, accuracies = majority_accuracy(data.label_rows)
+        accuracy = ", ".join(f"{share:.4f} ({name})" for name, share in accuracies.items())
+        caption = Text(f"for comparison: always answering {label!r} has accuracy {accuracy}")
+    scores = TableColumns(*columns).drop_empty(rows, "early exit", *(column.name for column in task.columns))
     return scores.terminal(title, rows, caption)
 
 
@@ -112,18 +114,18 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     """Return the artifacts of a bundle: size, difference from torch FP32, score, status."""
     metric = get_task(bundle.task).metric
     scores, scored_on = comparable_scores(bundle)
-
-    def stored(artifact: ArtifactManifest) -> str | None:
-        sharing = artifact.sharing
-        return f"{sharing.stored_parameters:,} of {sharing.unique_parameters:,}" if sharing is not None else None
-
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
     columns: TableColumns[ArtifactManifest] = TableColumns(
         Column("artifact", "id"),
         Column("file", leaves=2),
         Column("size", "size_bytes", "bytes"),
-        Column("parameters stored", stored, number=True, leaves=1),
+        Column(
+            "parameters stored",
+            lambda a: f"{a.sharing.stored_parameters:,} of {a.sharing.unique_parameters:,}" if a.sharing else None,
+            number=True,
+            leaves=1,
+        ),
         Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
         Column("max_error", "parity.max_abs_error", "error", heading),
         Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),
@@ -151,7 +153,7 @@ def evaluation_table(name: str, task: Task, rows: Sequence[EvaluationRow]) -> Te
         provider = f", {providers[0]}" if len(providers) == 1 else ""
         where = f" (times: {rows[0].host}{provider}, batch {rows[0].batch})"
     leaks = f" · {LEAKS}" if any(row.leaks for row in rows) else ""
-    selected = TableColumns(*columns).drop_empty(rows, "exit", *(column.key for column in task.columns))
+    selected = TableColumns(*columns).drop_empty(rows, "exit", *(column.name for column in task.columns))
     selected = selected.omit(*([] if len(providers) > 1 else ["computed by"]))
     return selected.terminal(f"{name}: scores{where}{leaks}", rows)
 
@@ -207,16 +209,12 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     roles: dict[str | None, str] = dict.fromkeys(column_names(source.text), "text")
     roles |= {source.text_pair: "second text", source.label: "label"}
 
-    def example(column: ColumnFacts) -> str:
-        line = " ".join(column.example.split())
-        return line if len(line) <= _EXAMPLE_WIDTH else f"{line[:_EXAMPLE_WIDTH]}…"
-
     columns: TableColumns[ColumnFacts] = TableColumns(
         Column("column", "name"),
         Column("read as", lambda column: roles.get(column.name)),
         Column("filled", number=True),
         Column("different values", lambda column: len(column.values) if column.values else "many", number=True),
-        Column("first", "example", text=example),
+        Column("first", "example", text=lambda column: excerpt(" ".join(column.example.split()), _EXAMPLE_WIDTH)),
     )
     delimiters = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
     delimiter = f", separated by {delimiters[source.delimiter]}" if source.delimiter else ""
@@ -225,22 +223,6 @@ def column_table(name: str, guess: DetectedColumns) -> TerminalTable[ColumnFacts
     counts = [f"{label} {rows:,}" for label, rows in guess.labels.items()]
     labels = ", ".join(counts[:12]) + (f" … ({len(counts)} in all)" if len(counts) > 12 else "")
     return columns.terminal(f"{name}: {guess.rows:,} rows{delimiter}{header}", guess.columns, Text(f"labels: {labels}"))
-
-
-def plan_table(plan: Plan) -> TerminalTable[tuple[str, int, float]]:
-    """Return the parts of a recipe's training memory and their share of the device's budget."""
-
-    parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
-    rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
-    columns: TableColumns[tuple[str, int, float]] = TableColumns(
-        Column("memory at the peak (predicted)", itemgetter(0)),
-        Column("size", itemgetter(1), "bytes"),
-        Column("of the budget", itemgetter(2), "share",
-               text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
-    )  # fmt: skip
-    title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
-    source = (f"\nbudget: {plan.budget_source}", "dim")
-    return columns.terminal(title, rows, Text.assemble(coloured(plan.status), f": {plan.reason}", source))
 
 
 def time_text(time: PlannedTime) -> str:
@@ -256,25 +238,42 @@ def time_text(time: PlannedTime) -> str:
     return f"time (estimated): {format_duration(low_s)} to {format_duration(high_s)}{extent}: {time.basis}"
 
 
-def larger_batch_text(plan: Plan) -> str:
-    """Return a line with the larger batches that would fit; empty if none is known to fit."""
-    used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
-    changes = [
+def print_plan(plan: Plan, console: Console) -> None:
+    """Print the result of `plan`: memory by use, changes to a recipe that does not fit, time, larger batches, notes."""
+    # 1. Parts of the memory, and their share of the device's budget
+    parts = [*plan.breakdown.model_dump().items(), ("peak", plan.peak_bytes), ("budget", plan.budget_bytes)]
+    rows = [(name, size, size / plan.budget_bytes if plan.budget_bytes else float("inf")) for name, size in parts]
+    columns: TableColumns[tuple[str, int, float]] = TableColumns(
+        Column("memory at the peak (predicted)", itemgetter(0)),
+        Column("size", itemgetter(1), "bytes"),
+        Column("of the budget", itemgetter(2), "share",
+               text=lambda row: Text(format_value(row[2], "share"), "red" if row[2] > 1 else "")),
+    )  # fmt: skip
+    title = f"{plan.recipe} on {plan.device}: {plan.parameters:,} parameters, {plan.precision}"
+    source = (f"\nbudget: {plan.budget_source}", "dim")
+    caption = Text.assemble(coloured(plan.status), f": {plan.reason}", source)
+    console.print(columns.terminal(title, rows, caption))
+    # 2. Changes that make it fit, as command-line options
+    if plan.suggestions:
+        changes: TableColumns[Suggestion] = TableColumns(
+            Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
+            Column("predicted peak", "peak_bytes", "bytes"),
+            Column("fits", lambda change: format_value(change.fits), mark=True),
+            Column("what it costs", "note"),
+        )
+        title = "What to change (the first row that fits is the cheapest that was found)"
+        console.print(changes.terminal(title, plan.suggestions))
+    # 3. Time, larger batches, and notes
+    lines = [time_text(plan.time)]
+    larger = [
         f"{' '.join(f'--set {pair}' for pair in change.set)} would use at most {format_bytes(change.peak_bytes)}"
         for change in plan.larger_batches
     ]
-    return f"{used}: {'; '.join(changes)}; whether it is faster is not measured" if changes else ""
-
-
-def suggestion_table(plan: Plan) -> TerminalTable[Suggestion]:
-    """Return changes to a recipe that does not fit, as command-line options, with their predicted peaks."""
-    columns: TableColumns[Suggestion] = TableColumns(
-        Column("change", lambda change: "\n".join(f"--set {pair}" for pair in change.set)),
-        Column("predicted peak", "peak_bytes", "bytes"),
-        Column("fits", lambda change: format_value(change.fits), mark=True),
-        Column("what it costs", "note"),
-    )
-    return columns.terminal("What to change (the first row that fits is the cheapest that was found)", plan.suggestions)
+    if larger:
+        used = f"{format_bytes(plan.peak_bytes)} of {format_bytes(plan.budget_bytes)} used"
+        lines.append(f"{used}: {'; '.join(larger)}; whether it is faster is not measured")
+    for line in (*lines, *plan.notes):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:

@@ -39,11 +39,6 @@ class ClassificationRecipe(Recipe):
     data: DataConfig
     training: ClassificationTraining
 
-    @property
-    def classes(self) -> int:
-        """Number of labels."""
-        return len(self.data.labels)
-
 
 class ClassificationScore(Score):
     """Scores on one labelled set. Two classes: figures of the second label; more: macro-averaged."""

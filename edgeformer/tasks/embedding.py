@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,12 +115,9 @@ def vector_parity(vectors: Floats, reference: Floats, precision: Precision, prov
 class TextVector(Prediction):
     """The vector of one text, float32 [d]."""
 
-    keys = ("truncated",)
+    keys = ("truncated", "vector")
 
     vector: NDArray[np.float32]
-
-    def as_dict(self) -> dict[str, object]:
-        return {**super().as_dict(), "vector": self.vector.tolist()}
 
 
 VectorKind = Literal["float32", "int8", "binary"]
@@ -179,12 +176,12 @@ class QuantizationLoss:
         return f"{self.kind} vectors against float32 on {self.texts:,} texts: {correlation}{recall}"
 
 
+@dataclass(eq=False)
 class VectorStore:
     """Makes the stored vectors of answers, and measures the loss on the first ones."""
 
-    def __init__(self, kind: VectorKind) -> None:
-        self.kind: VectorKind = kind
-        self._sample: list[NDArray[np.float32]] = []
+    kind: VectorKind
+    _sample: list[NDArray[np.float32]] = field(default_factory=list, init=False)
 
     def add(self, answers: Sequence[Any]) -> NDArray[np.float32]:
         """Return the float32 vectors [n, d] of answers (one or more), and remember the first ones."""
@@ -267,9 +264,13 @@ class Embedding(TextTask):
         return read_texts(data.parts[part]) if name == "train" else read_pairs(data.parts[part], f"data.parts.{part}")
 
     def file_texts(self, data: PairsConfig, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        from edgeformer.data.prepare import pairs_file
+        from edgeformer.data.prepare import read_pairs
+        from edgeformer.data.sources import pairs_source
 
-        return pairs_file(path, data, columns)
+        scored = (source for part, sources in data.parts.items() if part != "train" for source in sources)
+        like = next((source for source in scored if source.text_pair is not None), None)
+        source = pairs_source(path, like, columns).model_copy(update={"skip_unlabelled": False})
+        return read_pairs([source], str(path))
 
     def encode_rows(
         self, data: PairsConfig, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False

@@ -21,9 +21,9 @@ _BLOCK = 128  # rows converted to float64 at a time: a thousand rows of 50,000 l
 
 @dataclass(frozen=True)
 class ScoreColumn:
-    """One figure of a score in a table: key in JSON, heading, decimals (None: a count)."""
+    """One figure of a score in a table: key in JSON, such as ``accuracy``, heading, decimals (None: a count)."""
 
-    key: str
+    name: str
     heading: str
     places: int | None
 
@@ -43,16 +43,6 @@ class Metric(ScoreColumn):
     highest: float | None = 1.0  # None: unlimited
     evaluated_on: str = "validation"  # data on which it is computed
     is_share: bool = False  # of rows, so that the binomial distribution gives its interval
-
-    @property
-    def name(self) -> str:
-        """Key in JSON, such as ``accuracy``."""
-        return self.key
-
-    @property
-    def accepted(self) -> str:
-        """What ``--min-score`` states, such as ``lowest accepted accuracy``."""
-        return f"{'lowest' if self.higher_is_better else 'highest'} accepted {self.name}"
 
     def of(self, score: Score | None) -> float | None:
         """Return the figure of a score; None for no score or one of another task."""

@@ -85,11 +85,6 @@ class MultiLabelRecipe(Recipe):
     data: MultiLabelData
     training: MultiLabelTraining
 
-    @property
-    def classes(self) -> int:
-        """Number of labels."""
-        return len(self.data.labels)
-
 
 class MultiLabelScore(Score):
     """Scores on one labelled set at the stated thresholds. Micro: over all labels of all rows."""
@@ -181,9 +176,6 @@ class LabelsPrediction(Prediction):
     probabilities: dict[str, float]
     loops: None = None
 
-    def as_dict(self) -> dict[str, object]:
-        return {**super().as_dict(), "labels": list(self.labels)}
-
 
 class MultiLabel(TextTask):
     """Any number of labels per text. Labels of a set are int64 [n, C] of 0 and 1."""
@@ -235,9 +227,6 @@ class MultiLabel(TextTask):
         thresholds = np.array([data.effective_thresholds[label] for label in data.labels])
         predicted, actual = probabilities(answers) >= thresholds, rows.labels.astype(bool)
         return np.stack([2 * (predicted & actual).sum(1), predicted.sum(1) + actual.sum(1)], axis=1).astype(np.float64)
-
-    def metric_of(self, figures: Float64s) -> float:
-        return ratio(*figures.sum(axis=0))
 
     def predictions(
         self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: MultiLabelData

@@ -65,11 +65,6 @@ class RegressionRecipe(Recipe):
     data: RegressionData
     training: RegressionTraining
 
-    @property
-    def classes(self) -> int:
-        """Number of outputs."""
-        return 1
-
 
 class RegressionScore(Score):
     """Scores on one set with numbers; 0 for a correlation with numbers that are all equal."""

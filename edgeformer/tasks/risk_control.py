@@ -100,26 +100,21 @@ def drop_p_value(newly_wrong: int, newly_right: int, rows: int, max_drop: float)
     low, high = share_interval(newly_wrong + newly_right, rows, _INTERVAL_ERROR / 2)
     if high < max_drop:  # too few rows differ for such a drop
         return _INTERVAL_ERROR
-    shares = np.linspace(max(low, max_drop), high, 17)  # the probability is smooth in between
-    net = newly_wrong - newly_right
-    return min(1.0, _INTERVAL_ERROR + max(_net_loss_probability(net, rows, float(s), max_drop) for s in shares))
-
-
-def _net_loss_probability(net: int, rows: int, share: float, drop: float) -> float:
-    """Return P(newly wrong − newly right ≤ net) if a ``share`` of rows differs and the score falls by ``drop`` ≤ share.
-
-    Differing rows D are binomial (rows, share); of them, the newly wrong ones are binomial (D, (1 + drop / share) / 2).
-    """
-    spread = 12 * np.sqrt(rows * share * (1 - share)) + 40
-    differing = np.arange(max(0, int(rows * share - spread)), min(rows, int(rows * share + spread)) + 1)
-    weights = np.exp(_log_binomial(differing, rows, share))
-    differing, weights = differing[weights > 1e-13], weights[weights > 1e-13]
-    max_wrong = np.floor((net + differing) / 2).astype(np.int64)
-    wrong = np.arange(int(differing.max()) + 1)[:, None]
-    terms = np.exp(_log_binomial(wrong, differing[None, :], (1 + drop / share) / 2))
-    cumulative = np.where(wrong <= max_wrong[None, :], terms, 0.0).sum(axis=0)
-    # Omitted weights count with probability 1, which can only raise the p-value.
-    return float((weights * cumulative).sum() + max(0.0, 1 - weights.sum()))
+    largest, net = 0.0, newly_wrong - newly_right
+    for share in np.linspace(max(low, max_drop), high, 17).tolist():  # the probability is smooth in between
+        # P(newly wrong − newly right ≤ net) if a share of rows differs: differing rows D are binomial (rows, share); of
+        # them, the newly wrong ones are binomial (D, (1 + max_drop / share) / 2).
+        spread = 12 * np.sqrt(rows * share * (1 - share)) + 40
+        differing = np.arange(max(0, int(rows * share - spread)), min(rows, int(rows * share + spread)) + 1)
+        weights = np.exp(_log_binomial(differing, rows, share))
+        differing, weights = differing[weights > 1e-13], weights[weights > 1e-13]
+        max_wrong = np.floor((net + differing) / 2).astype(np.int64)
+        wrong = np.arange(int(differing.max()) + 1)[:, None]
+        terms = np.exp(_log_binomial(wrong, differing[None, :], (1 + max_drop / share) / 2))
+        cumulative = np.where(wrong <= max_wrong[None, :], terms, 0.0).sum(axis=0)
+        # Omitted weights count with probability 1, which can only raise the p-value.
+        largest = max(largest, float((weights * cumulative).sum() + max(0.0, 1 - weights.sum())))
+    return min(1.0, _INTERVAL_ERROR + largest)
 
 
 def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right: int = 0, rows: int = 1) -> int | None:
@@ -151,20 +146,18 @@ def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
     """Return the interval of a share that misses it with probability ``error`` on each side (Clopper and Pearson)."""
     # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
 
-    def tail(count: int, share: float) -> float:
-        return float(np.exp(_log_binomial(np.arange(count + 1), rows, share)).sum())
-
-    def bisect(holds: Callable[[float], bool]) -> float:
-        """Return the share up to which a monotonic condition holds."""
+    ends = [0.0, 1.0]
+    for end, count in enumerate((rows - hits, hits)):
+        if count == rows:  # the interval reaches 0 or 1
+            continue
         low, high = 0.0, 1.0
         for _ in range(50):
             middle = (low + high) / 2
-            low, high = (middle, high) if holds(middle) else (low, middle)
-        return high
-
-    low = 0.0 if hits == 0 else bisect(lambda share: tail(rows - hits, 1 - share) <= error)
-    high = 1.0 if hits == rows else bisect(lambda share: tail(hits, share) > error)
-    return low, high
+            share = middle if end else 1 - middle
+            probability = float(np.exp(_log_binomial(np.arange(count + 1), rows, share)).sum())
+            low, high = (middle, high) if (probability > error) == bool(end) else (low, middle)
+        ends[end] = high
+    return ends[0], ends[1]
 
 
 def _log_binomial(hits: NDArray[Any], rows: Any, share: float) -> NDArray[np.float64]:

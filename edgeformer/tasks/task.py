@@ -67,9 +67,15 @@ class TextAnswer:
     text: Text
 
     def as_dict(self) -> dict[str, object]:
-        """Return the result for JSON output; the second text of a pair is ``pair``."""
-        texts = {"text": self.text} if isinstance(self.text, str) else {"text": self.text[0], "pair": self.text[1]}
-        return {**texts, **{name: getattr(self, name) for name in self.keys}}
+        """Return the result for JSON output, arrays and tuples as lists; the second text of a pair is ``pair``."""
+        result: dict[str, object] = {"text": self.text}
+        if not isinstance(self.text, str):
+            result = {"text": self.text[0], "pair": self.text[1]}
+        for name in self.keys:
+            value = getattr(self, name)
+            value = value.tolist() if isinstance(value, np.ndarray) else value
+            result[name] = list(value) if isinstance(value, tuple) else value
+        return result
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class Scorer(Protocol):
 
     def evaluation_rows(self, artifact: str, split: str, score: Any, *, leaks: bool) -> list[EvaluationRow]:
         """Return a score as rows of evaluation.json, without times: the full model first, then each earlier exit."""
-        figures: dict[str, Any] = {column.key: getattr(score, column.key) for column in self.columns}
+        figures: dict[str, Any] = {column.name: getattr(score, column.name) for column in self.columns}
         return [EvaluationRow(artifact=artifact, split=split, leaks=leaks, **figures)]
 
     parity: Callable[[Array, Array, Precision, str], Parity] = staticmethod(measure_parity)
@@ -289,12 +295,6 @@ class RowSource(Task):
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
         """Read, split and encode the data of a recipe. Raises DataError, MissingDependencyError."""
 
-    def local_data(self, data: Any, folder: Path, /) -> tuple[Any, list[str]]:
-        """Return the data section with the files of ``--data DIR`` instead of its own, and notes. Raises DataError."""
-        from edgeformer.data.sources import local_parts  # predictions from a bundle need no data sets
-
-        return local_parts(data, folder)
-
     def set_name(self, data: Any, split: str, /) -> str:
         """Return the name of the set that ``split`` selects: ``test`` is the test set of the protocol."""
         return getattr(data, "test_set", split) if split == "test" else split
@@ -389,14 +389,10 @@ class RowSource(Task):
     def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         """Remove the tokens that the training text does not use, and measure the effect. Raises EdgeformerError."""
 
-    def class_names(self, data: Any) -> tuple[str, ...]:
-        """Return the names of the model's outputs, in order; empty: they have none."""
-        return tuple(getattr(data, "labels", ()))
-
     def client_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return the keys of a run's config.json that belong to the task."""
         config: dict[str, object] = {}
-        if labels := self.class_names(recipe.data):
+        if labels := recipe.data.classes:
             config["id2label"] = {str(number): label for number, label in enumerate(labels)}
             config["label2id"] = {label: number for number, label in enumerate(labels)}
         lengths = {"max_length": recipe.data.tokens_at_once, "pad_token_id": prepared.pad}
@@ -417,7 +413,7 @@ class RowSource(Task):
 
     def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-        labels, key = self.class_names(recipe.data), "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
+        labels, key = recipe.data.classes, "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
         facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
         return {**({"labels": labels} if labels else {}), **facts}
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import DataConfig, FileTokenizer
+from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.progress import Progress
@@ -19,11 +20,11 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, ordered_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
-from edgeformer.data.rows import LabelledTexts, Text
+from edgeformer.data.rows import LabelledTexts, Text, label_rows
 from edgeformer.data.tokenization import load_tokenizer, special_ids
-from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Int64s, RowNumbers
+from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Meter, RowsMeter
+from edgeformer.tasks.metric import Meter, RowsMeter, ratio
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.tasks.task import (
     MAX_SCORE_DROP,
@@ -50,6 +51,8 @@ class TextTask(RowSource):
     can_trim: ClassVar[bool] = True
     can_answer: ClassVar[bool] = True
     reads_singly: ClassVar[bool] = False  # reads single texts, whatever its training data has
+    meter_type: ClassVar[type[RowsMeter]] = RowsMeter
+    predictor_type: ClassVar[type[TextPredictor]] = TextPredictor
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
@@ -69,9 +72,15 @@ class TextTask(RowSource):
         return set_texts(data, name)
 
     def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        from edgeformer.data.prepare import file_texts
+        from edgeformer.data.sources import label_columns, read, replacement_source
 
-        return file_texts(path, data, columns)
+        skipped: list[str] = []
+        source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
+        rows = read(source, data.labels, data.separator, skipped=skipped)
+        texts = label_rows(rows, data.labels, data.label_values or ())
+        if not len(texts):
+            raise DataError(f"{path}: no row has a text")
+        return replace(texts, empty=len(skipped))
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
         size = self.texts_per_row
@@ -122,10 +131,14 @@ class TextTask(RowSource):
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
         records = records if self.confidence is not None else None
-        return RowsMeter(lambda logits, labels: self.score_rows(logits, labels, data), exits, records)
+        return self.meter_type(lambda logits, labels: self.score_rows(logits, labels, data), exits, records)
 
     def row_answers(self, outputs: Arrays, batch: Arrays, data: Any) -> Array:
         return outputs["logits"]
+
+    def metric_of(self, figures: Float64s) -> float:
+        """Compute F1 from :meth:`row_figures` [n, 2], in the default: twice the hits, and predicted plus right ones."""
+        return ratio(*figures.sum(axis=0))
 
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
         # A drop of one row in n is always allowed, as noise.
@@ -144,7 +157,7 @@ class TextTask(RowSource):
 
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
         """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
-        return TextPredictor(self, reader, data, max_rows)
+        return self.predictor_type(self, reader, data, max_rows)
 
     def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
         """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.

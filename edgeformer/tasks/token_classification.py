@@ -23,8 +23,7 @@ from edgeformer.data.rows import LabelledTexts, tag_runs
 from edgeformer.data.spans import TokenRows, Windows, decode, encode_spans, encode_windows
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Floats, Int64s, RowNumbers
 from edgeformer.tasks.classification import softmax
-from edgeformer.tasks.early_exit import ExitRecords
-from edgeformer.tasks.metric import Meter, Metric, RowsMeter, ScoreColumn, ratio, token_losses
+from edgeformer.tasks.metric import Metric, RowsMeter, ScoreColumn, ratio, token_losses
 from edgeformer.tasks.scoring import NO_NUMBER, NOTHING_LEFT, EncodedTexts, TextPredictor, unreadable_texts
 from edgeformer.tasks.task import MAX_SCORE_DROP, Answer, Prediction, Run, TextReader, Unanswered
 from edgeformer.tasks.texts import TextTask
@@ -56,11 +55,6 @@ class TokenRecipe(Recipe):
     task: Literal["token-classification"]
     data: SpanData
     training: TokenTraining
-
-    @property
-    def classes(self) -> int:
-        """Number of classes of a token."""
-        return len(self.data.classes)
 
 
 class SpanScore(Score):
@@ -218,6 +212,8 @@ class TokenClassification(TextTask):
     recorded = ("macro_f1",)
     unit = "spans"
     reads_singly = True
+    meter_type = SpanMeter
+    predictor_type = TokenPredictor
     pipeline_tag = "token-classification"
     golden_names = ("input_ids", "attention_mask"), ("targets",)
     score_note = (
@@ -227,9 +223,6 @@ class TokenClassification(TextTask):
     golden_note = f"{MAX_SCORE_DROP['int8']:.1%} of F1 is less than one span in them"
 
     score_rows = staticmethod(score)
-
-    def class_names(self, data: SpanData) -> tuple[str, ...]:
-        return data.classes
 
     def answer_config(self, data: SpanData) -> dict[str, object]:
         return {"problem_type": None}  # Hugging Face's problem types are of models with one answer per text
@@ -259,9 +252,6 @@ class TokenClassification(TextTask):
         names = ("input_ids", "attention_mask", "targets")
         return {name: np.zeros((rows, recipe.data.max_length), dtype=np.int64) for name in names}
 
-    def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        return SpanMeter(lambda logits, answers: score(logits, answers, data), exits)
-
     def row_answers(self, outputs: Arrays, batch: Arrays, data: SpanData) -> Float64s:
         """Return right, predicted and labelled spans of each row (window), [B, 3]; NaN if a logit is no number."""
         tags, figures = [*map(parse_tag, data.classes)], []
@@ -276,12 +266,6 @@ class TokenClassification(TextTask):
         """Return twice the right spans, and predicted plus labelled spans, of each text: [texts, 2]."""
         by_text = np.add.reduceat(answers, np.flatnonzero(rows.labels == 0), axis=0)
         return np.stack([2 * by_text[:, 0], by_text[:, 1] + by_text[:, 2]], axis=1)
-
-    def metric_of(self, figures: Float64s) -> float:
-        return ratio(*figures.sum(axis=0))
-
-    def predictor(self, reader: TextReader, data: SpanData, max_rows: int | None = None) -> TokenPredictor:
-        return TokenPredictor(self, reader, data, max_rows)
 
     def with_answers(self, rows: TokenRows, logits: Array, data: SpanData) -> TokenRows:
         return replace(rows, targets=np.where(rows.targets == IGNORED, IGNORED, logits.argmax(axis=-1)))

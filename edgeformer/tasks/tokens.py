@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import FileTokenizer, TextConfig
-from edgeformer.artifacts.errors import InputError
+from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.golden import GoldenError
 from edgeformer.artifacts.manifest import Parity, Precision
 from edgeformer.artifacts.progress import Progress
@@ -71,9 +71,13 @@ class TokenTask(RowSource):
         return LabelledTexts.unlabelled([*paragraphs(data, name)])
 
     def file_texts(self, data: TextConfig, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        from edgeformer.data.language import text_file
+        from edgeformer.data.language import long_paragraphs
+        from edgeformer.data.sources import file_source
 
-        return LabelledTexts.unlabelled(text_file(path, data, columns))
+        if columns is not None and (columns.label or columns.text_pair):
+            raise DataError(f"{path}: a language model reads texts only; leave out --label and --pair")
+        source = file_source(path, labelled=False, columns=columns)  # plain text, or a table with a text column
+        return LabelledTexts.unlabelled([*long_paragraphs(data, (source,), str(path))])
 
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
         words = np.cumsum([len(str(text).split()) + 1 for text in texts.texts])

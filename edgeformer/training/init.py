@@ -46,6 +46,7 @@ _MAX_LENGTH = 256
 """Largest ``data.max_length`` in tokens."""
 _PATIENCE = 4
 """Epochs without a better validation score that end a training of more than twice as many."""
+_EARLY_STOPPING = {"early_stopping": {"patience": _PATIENCE}}
 _COMPARED_ROWS, _COMPARED_S = 2_000, 30.0
 """Rows of a comparison, and seconds after which the encoder begins no further epoch: a busy machine is slower."""
 LINEAR_TOKENIZER = {"kind": "trained", "algorithm": "characters"}
@@ -289,7 +290,8 @@ def encoder_training(rows: int, select_by: str) -> dict[str, Any]:
         "epochs": min(30, max(4, round(100_000 / rows))),
         "batch_size": 16 if rows < 1_000 else 64 if is_large else 32, "precision": "auto",
         "optimizer": {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05},
-        "schedule": {"kind": "cosine"}, "select_by": select_by, **_early_stopping(100_000 / rows),
+        "schedule": {"kind": "cosine"}, "select_by": select_by,
+        **(_EARLY_STOPPING if 100_000 / rows > 2 * _PATIENCE else {}),
     }  # fmt: skip
 
 
@@ -301,12 +303,8 @@ def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
     return {
         "epochs": min(20, max(2, round(80_000 / rows))), "batch_size": 16 if rows < 1_000 else 32,
         "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear", "warmup": 0.1},
-        "select_by": select_by, **_early_stopping(80_000 / rows),
+        "select_by": select_by, **(_EARLY_STOPPING if 80_000 / rows > 2 * _PATIENCE else {}),
     }  # fmt: skip
-
-
-def _early_stopping(epochs: float) -> dict[str, Any]:
-    return {"early_stopping": {"patience": _PATIENCE}} if epochs > 2 * _PATIENCE else {}
 
 
 def _stem(data: Path) -> str:

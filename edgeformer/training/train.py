@@ -28,7 +28,6 @@ from edgeformer.artifacts.errors import (
 )
 from edgeformer.artifacts.files import replacing_folder, write_json, write_text
 from edgeformer.artifacts.manifest import MemoryUse, RunManifest
-from edgeformer.artifacts.plan import MemoryBreakdown
 from edgeformer.artifacts.progress import SILENT, Lasting, Progress, bar
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import EVALUATION_FILE, merge_rows
@@ -201,7 +200,10 @@ def _train(
                 f"(predicted), and {format_bytes(budget)} are {source}; raise model.minimum_count, take fewer rows "
                 "(data.rows), or fit anyway with --ignore-memory"
             )
-        memory = _memory_use("cpu", breakdown, budget)
+        memory = MemoryUse(
+            device="cpu", predicted_peak_bytes=breakdown.peak_bytes, predicted_reserve_bytes=breakdown.reserve,
+            budget_bytes=budget,
+        )  # fmt: skip
     loop: Training = Fit(objective, processes) if is_fitted else TrainingLoop(objective, processes)
     record = RunRecord(loop)
     if resumed_folder is None:
@@ -329,12 +331,10 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
             f"{recipe.name}: training needs {format_bytes(breakdown.peak_bytes)} at its peak (predicted), and "
             f"{format_bytes(budget)} are {source}; {remedy}, or train anyway with --ignore-memory"
         )
-    return _memory_use(kind, breakdown, budget)
-
-
-def _memory_use(kind: Literal["cpu", "cuda"], breakdown: MemoryBreakdown, budget: int) -> MemoryUse:
-    peak, reserve = breakdown.peak_bytes, breakdown.reserve
-    return MemoryUse(device=kind, predicted_peak_bytes=peak, predicted_reserve_bytes=reserve, budget_bytes=budget)
+    return MemoryUse(
+        device=kind, predicted_peak_bytes=breakdown.peak_bytes, predicted_reserve_bytes=breakdown.reserve,
+        budget_bytes=budget,
+    )  # fmt: skip
 
 
 def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:

@@ -17,7 +17,7 @@ from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import csv_cell, markdown, markdown_line, visible
 from edgeformer.report.columns import Column, TableColumns
 from edgeformer.report.context import ReportContext
-from edgeformer.report.documents import as_csv, as_html, as_markdown, badge_svg
+from edgeformer.report.documents import as_html, as_markdown, badge_svg
 from tests.cli.run_cli import edgeformer
 from tests.report.made_reports import made_report
 
@@ -91,7 +91,7 @@ def test_a_hostile_report_in_every_format(hostile: Report) -> None:
     assert {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()} <= {
         "svg", "title", "clipPath", "rect", "g", "text"
     }  # fmt: skip
-    text = as_csv(ReportContext(hostile))
+    text = ReportContext(hostile).columns("csv").csv(hostile.rows)
     rows = list(csv.DictReader(io.StringIO(text)))
     assert not CONTROL.search(text)
     assert all(row["artifact"].startswith("'=cmd") for row in rows)

@@ -17,7 +17,7 @@ from edgeformer.benchmark import profile
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.measurement.target import DevicePresence
-from edgeformer.report.sentences import badge_text, verdict_sentence
+from edgeformer.report.sentences import verdict_sentence, verdict_status
 from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.tasks.classification import ClassificationScore
@@ -226,7 +226,7 @@ def test_the_verdict_of_a_search_is_that_of_its_pick(two_graphs: Path, tmp_path:
     assert report.search.candidates[report.search.pick].artifact == "model"
     assert {c.artifact for c in report.search.candidates} == {"model", "wide"}, "no engine on a processor"
     assert report.verdict.status == "pass" and {check.artifact for check in report.verdict.checks} == {"model"}
-    assert badge_text(report) == "host: pass" and verdict_sentence(report).startswith("The search picks model. ")
+    assert verdict_status(report) == "pass" and verdict_sentence(report).startswith("The search picks model. ")
     nothing = profile_bundle(Location(None, two_graphs), HOST, replace(options, max_size_bytes=1, artifacts=("model",)))
     assert nothing.search is not None and nothing.search.pick is None
     assert nothing.verdict.status == "fail" and verdict_sentence(nothing).startswith("The search picks no artifact: ")

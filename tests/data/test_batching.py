@@ -249,7 +249,7 @@ def test_scored_padding_is_predicted():
 
 
 def test_lengths_and_padding_are_described():
-    rows = Encoded.of_rows([np.zeros(size, np.int32) for size in (4, 14, 4, 4)], np.zeros(4, np.int64))
+    rows = Encoded(np.zeros(26, np.int32), np.cumsum([0, 4, 14, 4, 4]), np.zeros(4, np.int64), 0)
     # One batch: 4 · 14 tokens of which 26 are text. Two batches of similar length: 2 · 4 + 2 · 14.
     lengths = "4 to 14 tokens, half of them at most 4"
     assert describe_lengths(rows, 4, bucketed=False, max_length=16) == f"{lengths}; 54% of batches of 4 is padding"

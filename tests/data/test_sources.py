@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from edgeformer.artifacts.data_config import DataConfig, FileSource, HubSource, SpanSource, stated
 from edgeformer.artifacts.errors import DataError
 from edgeformer.data.column_detection import detect_columns
-from edgeformer.data.prepare import file_texts
 from edgeformer.data.rows import Unreadable
 from edgeformer.data.sources import Columns, file_source, load_part, local_parts, read, replacement_source
+from edgeformer.tasks import get_task
 
 LABELLED = "text,label\nfine,1\n"
 
@@ -152,10 +152,11 @@ def test_label_values_are_read_as_names_and_do_not_change_older_hashes(tmp_path:
     assert DataConfig.model_validate_json(config.model_dump_json()) == config
     assert stated(config.model_dump(mode="json"))["label_values"] == ["1", "2", "4"]
     assert load_part(config, "test").labels.tolist() == [0, 1, 2, 2]
-    assert file_texts(path, config).labels.tolist() == [0, 1, 2, 2]
+    task = get_task("classification").rows
+    assert task.file_texts(config, path).labels.tolist() == [0, 1, 2, 2]
     other = write(tmp_path, "b.csv", "text,label\na,0\n")  # no position: a class has the value 1
     with pytest.raises(DataError, match=r"b\.csv, line 2: label '0' .* allowed: World, Sci/Tech, News, 1, 2, 4; cor"):
-        file_texts(other, config)
+        task.file_texts(config, other)
     for values in ([1, 2], [1, 2, 2], [1, 2, 2, 3]):
         with pytest.raises(ValidationError, match="label_values: must be different, one for each of labels"):
             DataConfig.model_validate({**section, "label_values": values}, strict=False)

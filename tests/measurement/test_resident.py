@@ -17,7 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
-from edgeformer.measurement.artifact import MeasureJob, check_artifact, grown, own_memory
+from edgeformer.measurement.artifact import MeasureJob, check_artifact, own_memory
 from edgeformer.measurement.resident import Resident, ResidentJob, add_resident, measure_resident
 from edgeformer.runtimes import ArtifactFiles
 from edgeformer.system import worker
@@ -129,5 +129,5 @@ def test_memory_without_a_file_on_disk_counts_as_anonymous(tmp_path: Path) -> No
     os.ftruncate(descriptor, 2**22)
     with mmap.mmap(descriptor, 2**22) as memory:
         memory[:] = bytes(2**22)
-        assert grown(before, own_memory(files))[0] >= 2**22
+        assert own_memory(files, before)[0] >= 2**22
     os.close(descriptor)

@@ -14,8 +14,7 @@ from edgeformer.artifacts.report import Choice, Latency, Report, Verdict
 from edgeformer.report.devices import (
     compare_devices,
     comparison_tables,
-    csv_comparison,
-    markdown_comparison,
+    format_devices,
     name_reports,
     write_comparison,
 )
@@ -103,7 +102,8 @@ def test_tables_state_what_failed_and_what_is_unstable() -> None:
     assert "mine-001 on 3 devices" in text and "jetson: Connection refused" in text
     assert "5.00 ms unstable" in text and "20.0 ms (4.0×)" in text
     assert "unstable: the times changed during the measurement" in text
-    assert "| onnx-fp32" in markdown_comparison(comparison) and "20.0 ms (4.0×)" in markdown_comparison(comparison)
+    text = format_devices(comparison, "markdown")
+    assert "| onnx-fp32" in text and "20.0 ms (4.0×)" in text
 
 
 def test_reports_of_different_runs_are_marked() -> None:
@@ -113,7 +113,7 @@ def test_reports_of_different_runs_are_marked() -> None:
 
 
 def test_csv_has_a_line_per_row_and_device() -> None:
-    lines = [*csv.DictReader(io.StringIO(csv_comparison(compare_devices({"pi": PI, "desk": DESK}))))]
+    lines = [*csv.DictReader(io.StringIO(format_devices(compare_devices({"pi": PI, "desk": DESK}), "csv")))]
     assert [(line["device"], line["artifact"], line["batch"], line["p50_ms"]) for line in lines] == [
         ("pi", "onnx-fp32", "1", "20.0"), ("desk", "onnx-fp32", "1", "5.0"), ("pi", "onnx-fp32", "8", "80.0"),
         ("pi", "onnx-fp16", "1", "15.0"), ("desk", "onnx-fp16", "1", "9.0"),

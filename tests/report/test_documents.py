@@ -15,7 +15,7 @@ import pytest
 
 from edgeformer.artifacts.report import Candidate, Choice, NotJudged, Report, Verdict
 from edgeformer.report.context import ReportContext, measurement_columns
-from edgeformer.report.documents import as_csv, badge_svg, write_report
+from edgeformer.report.documents import badge_svg, write_report
 from edgeformer.report.sentences import badge_markdown, estimate_note, verdict_sentence
 from edgeformer.run import Location
 from tests.report.made_reports import (
@@ -99,7 +99,8 @@ class TestEstimates:
         assert "![edgeformer rtx4050: pass (estimated)](" in text
 
     def test_csv_separates_ranges_from_measurements(self) -> None:
-        rows = list(csv.DictReader(io.StringIO(as_csv(ReportContext(made_report())))))
+        report = made_report()
+        rows = list(csv.DictReader(io.StringIO(ReportContext(report).columns("csv").csv(report.rows))))
         assert [row["status"] for row in rows] == ["measured", "unavailable", "estimated"]
         assert [row["where"] for row in rows] == ["host", "host", "device"]
         assert (rows[0]["p50_ms"], rows[0]["low_ms"], rows[0]["high_ms"]) == ("20.0", "", "")

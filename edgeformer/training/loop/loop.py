@@ -70,9 +70,9 @@ class Training(ABC):
         self.total_steps, self.position = total_steps, position
 
     @property
-    @abstractmethod
     def plain_model(self) -> nn.Module:
         """The model, which computes in float32."""
+        return self.objective.model
 
     @abstractmethod
     def resume(self, progress: Progress) -> None:
@@ -343,10 +343,6 @@ class Fit(Training):
             raise InputError(f"{objective.recipe.name}: is fitted by one process; start it without a launcher")
         training: Any = objective.recipe.training
         super().__init__(objective, processes, training.max_iterations, Position())
-
-    @property
-    def plain_model(self) -> nn.Module:
-        return self.objective.model
 
     def resume(self, progress: Progress) -> None:
         progress.message("a fit has no checkpoints: it begins again")

@@ -147,12 +147,6 @@ class PlannedData:
     start_s: float = 0.0  # of this host for a frozen start, and for scoring its head if there are no epochs
     start_bytes: int = 0  # of a frozen start
 
-    @property
-    def teacher_text(self) -> str:
-        """Description of ``teacher_s`` and ``start_s`` for people."""
-        parts = {"the teacher's logits": self.teacher_s, "the frozen encoder's vectors and the head": self.start_s}
-        return "".join(f"; {seconds:,.0f} s for {name}, by some texts" for name, seconds in parts.items() if seconds)
-
 
 def planned_data(
     recipe: Recipe, cache: Path, progress: Progress = SILENT, logits_cache: Path | None = None
@@ -268,8 +262,8 @@ def planned_time(
                 adapter.fit(objective.model, objective.recipe, objective.prepared, _TIMED_ITERATIONS, advance)
                 timed_s = time.perf_counter() - started
                 expected = _EXPECTED_ITERATIONS * (_CANDIDATES if training.regularization == "auto" else 1)
-                further = max(0, min(expected, training.max_iterations) - len(ends))
-                total_s = timed_s + float(further) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
+                untimed = max(0, min(expected, training.max_iterations) - len(ends))
+                total_s = timed_s + float(untimed) * (ends[-1] - ends[0]) / max(1, len(ends) - 1)
             timed = f"{_TIMED_ITERATIONS} iterations, timed on this host; "
         elif device.name == "host" and fits and data.rows_from == "data":
             with bar(progress, "Timing a few steps", None, ""):
@@ -308,9 +302,11 @@ def planned_time(
 
     # 3. Add the teacher and a frozen start
     low_s, high_s = (share * (total_s + data.teacher_s + data.start_s) for share in TIMED_RANGE)
+    parts = {"the teacher's logits": data.teacher_s, "the frozen encoder's vectors and the head": data.start_s}
+    further = "".join(f"; {seconds:,.0f} s for {name}, by some texts" for name, seconds in parts.items() if seconds)
     return PlannedTime(
         status="estimated", low_s=low_s, high_s=high_s, steps=steps, rows=data.rows, epochs=epochs,
-        rows_from=data.rows_from, basis=f"{timed}{data.text}{data.teacher_text}",
+        rows_from=data.rows_from, basis=f"{timed}{data.text}{further}",
     )  # fmt: skip
 
 
