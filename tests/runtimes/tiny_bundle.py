@@ -43,10 +43,7 @@ def classifier_graph(vocabulary: int = VOCABULARY, width: int = WIDTH) -> onnx.M
         weights("table", vocabulary, width),
         weights("positions", 1, POSITIONS, width),
         weights("head", width, CLASSES),
-        _constant("zero", [0]),
-        _constant("one", [1]),
-        _constant("two", [2]),
-        _constant("minus_one", [-1]),
+        *(_constant(name, [number]) for name, number in (("zero", 0), ("one", 1), ("two", 2), ("minus_one", -1))),
     ]
     return _model(nodes, initializers)
 
@@ -85,13 +82,8 @@ def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
     ids = rng.integers(2, VOCABULARY, size=(rows, seq))
     ids[:, 0] = 1
     mask = (np.arange(seq)[None, :] < np.arange(4, 4 + rows)[:, None]).astype(np.int64)
-    np.savez(
-        path,
-        input_ids=(ids * mask).astype(np.int64),
-        attention_mask=mask,
-        labels=np.zeros(rows, np.int64),
-        logits=np.zeros((rows, CLASSES), np.float32),
-    )
+    labels, logits = np.zeros(rows, np.int64), np.zeros((rows, CLASSES), np.float32)
+    np.savez(path, input_ids=(ids * mask).astype(np.int64), attention_mask=mask, labels=labels, logits=logits)
 
 
 def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManifest:
