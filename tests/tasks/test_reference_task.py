@@ -24,7 +24,7 @@ from edgeformer.models import load_recipe
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Origin, get_task
 from edgeformer.training.train import TrainOptions, train
-from tests.fakes.install import HERE, installed
+from tests.fakes.install import installed
 from tests.tasks.tiny import train_tiny
 
 RATINGS = ("bad", "fair", "good", "great")
@@ -43,17 +43,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     things = ("soup", "room", "staff")
     lines = [f"{rating}\tthe {choose.choice(things)} was {rating} {n}" for n in range(60) for rating in RATINGS]
     (folder / "rated.tsv").write_text("label\ttext\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    source = {"kind": "file", "path": str(folder / "rated.tsv")}
-    run = train_tiny(
-        folder, "ratings", {"parts": {"train": [source]}, "labels": [*RATINGS], "max_length": 16}, epochs=6
-    )
+    data = {"parts": {"train": [{"kind": "file", "path": str(folder / "rated.tsv")}]}, "labels": [*RATINGS]}
+    run = train_tiny(folder, "ratings", {**data, "max_length": 16}, epochs=6)
     edgeformer.open(run).export(int8=True)
     return run
-
-
-def test_the_package_is_one_file() -> None:
-    files = [path for path in (HERE / "reference_task").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert [path.name for path in files if ".dist-info" not in path.parent.name] == ["edgeformer_ratings.py"]
 
 
 def test_training_export_and_prediction(trained: Path) -> None:

@@ -32,9 +32,7 @@ RECIPE = {
     "name": "letters",
     "task": "token-classification",
     "data": {
-        "parts": {"train": [{"kind": "file", "path": "letters.jsonl"}]},
-        "split": "stratified",
-        "labels": [*LABELS],
+        "parts": {"train": [{"kind": "file", "path": "letters.jsonl"}]}, "split": "stratified", "labels": [*LABELS],
         "max_length": 24,
     },
     "tokenizer": {"kind": "trained", "algorithm": "wordpiece-cased"},
@@ -113,7 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(trained.folder)
 
 
-def test_the_score_survives_fp16_and_int8(run: Path) -> None:
+def test_the_score_survives_fp16_int8_and_trimming(run: Path) -> None:
     """Span F1 stays that of FP32, within three of the spans of 138 texts."""
     bundle = Bundle.open(run / "bundle")
     scored = evaluate(locate(str(run), run.parent), EvaluateOptions(artifact="all")).rows
@@ -128,6 +126,8 @@ def test_the_score_survives_fp16_and_int8(run: Path) -> None:
     assert json.loads((run / "bundle" / "config.json").read_text())["id2label"]["1"] == "B-ADDRESS"
     report = json.loads(command("verify", str(run), "--json", cwd=run).out)
     assert {check["status"] for check in report["artifacts"]} == {"verified"}
+    trimmed = bundle.artifact("onnx-int8-trim")
+    assert trimmed.status == "built" and trimmed.validation is not None and trimmed.vocabulary is not None
 
 
 def test_spans_of_long_texts(run: Path) -> None:
@@ -208,15 +208,9 @@ def test_every_exit_answers_for_tokens(run: Path) -> None:
     assert [row.exit for row in rows] == [None, 1]
 
 
-def test_the_vocabulary_can_be_trimmed(run: Path) -> None:
-    trimmed = Bundle.open(run / "bundle").artifact("onnx-int8-trim")
-    assert trimmed.status == "built" and trimmed.validation is not None and trimmed.vocabulary is not None
-
-
 def test_a_recipe_names_what_does_not_fit(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {**RECIPE["model"], "kind": "crt"}}  # type: ignore[dict-item]
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    with pytest.raises(
-        RecipeError, match=r"model\.kind must be one of 'encoder', 'pretrained' for token-classification"
-    ):
+    message = r"model\.kind must be one of 'encoder', 'pretrained' for token-classification"
+    with pytest.raises(RecipeError, match=message):
         load_recipe(str(tmp_path / "a.yaml"))
