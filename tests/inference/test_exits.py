@@ -60,11 +60,10 @@ def step_graphs() -> dict[str, onnx.ModelProto]:
         used = [name for name in constants if any(name in names for _, names, _ in nodes)]
         initializers = [numpy_helper.from_array(np.asarray(constants[name]), name) for name in used]
         shapes: dict[str, list[Any]] = {"input_ids": ["batch", "seq"], "logits": ["batch", 2]}
+        types = {"input_ids": TensorProto.INT64}
         values = [
             helper.make_tensor_value_info(
-                name,
-                TensorProto.INT64 if name == "input_ids" else TensorProto.FLOAT,
-                shapes.get(name, ["batch", "seq", 2]),
+                name, types.get(name, TensorProto.FLOAT), shapes.get(name, ["batch", "seq", 2])
             )
             for name in (input_name, output_name)
         ]

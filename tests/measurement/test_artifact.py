@@ -120,9 +120,7 @@ def test_shapes_that_are_refused_and_artifacts_that_do_not_open(bundle: Path, tm
     assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"
 
 
-def test_a_worker_that_ends_early_is_a_reason_for_the_rows_that_it_has_not_sent(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
-) -> None:
+def test_a_worker_that_ends_early(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
     program = "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)"
     reason = "the measuring process ended early: exit code 7; last line on stderr: libgpu: out of luck"
     assert reasons(run_as(monkeypatch, bundle, program)) == [reason] * 2
