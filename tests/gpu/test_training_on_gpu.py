@@ -121,7 +121,6 @@ def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
 
 
 def learned(folder: Path, *overrides: str) -> list[float]:
-    """Losses of the first steps."""
     return losses(trained(language(*overrides), folder, f"run-{len([*folder.iterdir()])}"))
 
 

@@ -60,11 +60,9 @@ def step_graphs() -> dict[str, onnx.ModelProto]:
         used = [name for name in constants if any(name in names for _, names, _ in nodes)]
         initializers = [numpy_helper.from_array(np.asarray(constants[name]), name) for name in used]
         shapes: dict[str, list[Any]] = {"input_ids": ["batch", "seq"], "logits": ["batch", 2]}
-        types = {"input_ids": TensorProto.INT64}
+        types, state = {"input_ids": TensorProto.INT64}, ["batch", "seq", 2]
         values = [
-            helper.make_tensor_value_info(
-                name, types.get(name, TensorProto.FLOAT), shapes.get(name, ["batch", "seq", 2])
-            )
+            helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), shapes.get(name, state))
             for name in (input_name, output_name)
         ]
         graph = helper.make_graph(graph_nodes, "tiny", values[:1], values[1:], initializers)

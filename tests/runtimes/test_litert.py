@@ -113,17 +113,11 @@ def test_every_artifact_is_judged_and_stores_weights_once(bundle: Bundle) -> Non
     assert "not in XNNPACK: CAST (1), EMBEDDING_LOOKUP (1)" in caveat
 
 
-def test_it_answers_verifies_and_is_named(run: Path, bundle: Bundle) -> None:
+def test_it_verifies_and_is_named(bundle: Bundle) -> None:
     artifact = bundle.artifact("litert-fp32")
     assert provider_of(artifact) == "litert" and cannot_run(artifact) is None
     checks = {check.artifact: check.status for check in verify(bundle, runtime="litert").artifacts}
     assert checks["litert-fp32"] == checks["litert-int8-exit1"] == "verified"
-    answers = [
-        predict(locate(str(run), run.parent), ["a fine film"], artifact=id_, runtime=runtime)[1][0].as_dict()
-        for id_, runtime in (("onnx-fp32", None), ("litert-fp32", "litert"))
-    ]
-    assert answers[0]["label"] == answers[1]["label"]
-    assert answers[0]["probability"] == pytest.approx(answers[1]["probability"], abs=1e-5)
 
 
 def test_what_cannot_be_computed_is_refused(bundle: Bundle, tmp_path: Path) -> None:

@@ -15,18 +15,17 @@ import onnx
 import pytest
 
 from edgeformer.artifacts.errors import InputError, MissingDependencyError
-from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.predict import open_predictor, predict
+from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
 from edgeformer.runtimes import OpenOptions, cannot_run, opener_of, provider_facts, requested_providers
-from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
@@ -105,16 +104,6 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
     assert first["label"] == second["label"] and first["probability"] == pytest.approx(second["probability"], abs=1e-5)
     with pytest.raises(InputError, match="--runtime all: this command uses one"):
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
-
-
-def test_a_search_does_not_change_the_runtime_that_answers(tmp_path: Path) -> None:
-    """Earlier versions wrote the fastest runtimes of a search into runtimes.json."""
-    run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(OLD / "classifier-v1", run)
-    location = locate(str(run), run.parent)
-    write_json(location.reports / "runtimes.json", {"format_version": 1, "providers": {"onnx-fp32": CPU}})
-    with open_predictor(location, "onnx-fp32") as model:
-        assert model.provider == default_provider()
 
 
 @NEEDS_OPENVINO

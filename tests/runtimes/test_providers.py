@@ -233,7 +233,7 @@ def test_pips_cuda_libraries_are_loaded_before_the_provider_is_opened(
     assert cuda_build.events.count("preload") == 1, "the CPU needs none of them"
 
 
-def test_a_provider_that_was_left_out_is_never_passed_off_as_cuda(
+def test_a_provider_that_does_not_start_is_told_from_a_damaged_graph(
     graph: Path, cuda_build: CudaBuild, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InputError) as refused:
@@ -241,11 +241,7 @@ def test_a_provider_that_was_left_out_is_never_passed_off_as_cuda(
     for part in (CUDA, "does not start", "cannot load libcublas.so.13", f"{CPU} would compute", "doctor"):
         assert part in str(refused.value)
     assert capfd.readouterr().out == "", "what ONNX Runtime prints would be in the middle of --json"
-
-
-def test_a_provider_that_raises_is_told_from_a_graph_that_is_damaged(
-    graph: Path, cuda_build: CudaBuild, capfd: pytest.CaptureFixture[str]
-) -> None:
+    load_cuda_libraries.cache_clear()
     cuda_build.refusal = RuntimeError("CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version")
     cuda_build.printed = ""
     with pytest.raises(InputError, match=r"cannot open it, and the CPU can \(CUDA failure 35: CUDA driver"):
@@ -301,9 +297,6 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert any("runs without CUDA graphs and specialized kernels" in note for note in caveats)
     assert settings["provider_options"] == {**recorded, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
-
-
-def test_shapes_of_graphs_with_caches_and_of_foreign_graphs(tmp_path: Path) -> None:
     loop = rtx_options(OLD / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
     assert loop["nv_profile_min_shapes"].startswith("state:1x1x16,past_key:1x2x0x8,")
     assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")

@@ -13,6 +13,7 @@ import torch
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.bundle import Bundle
+from edgeformer.models.blocks.tracing import Exits
 from edgeformer.models.encoder.model import EncoderClassifier
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions, runtime_of
@@ -50,17 +51,16 @@ def texts(rows: int = 16, length: int = 9) -> dict[str, np.ndarray]:
     return {"input_ids": rng.integers(1, 40, size=(rows, length)) * mask, "attention_mask": mask}
 
 
+@torch.inference_mode()
 def exit_logits_of(model: EncoderClassifier, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     """Logits after loop 1 and loop 2."""
     ids, mask = (torch.from_numpy(inputs[name]) for name in ("input_ids", "attention_mask"))
-    with torch.inference_mode():
-        first = model.iterate(model.embed(ids), mask)
-        return [model.readout(state).numpy() for state in (first, model.iterate(first, mask))]
+    return [logits.numpy() for logits in Exits(model)(ids, mask)[:2]]
 
 
-def logits_of(ids: np.ndarray, loop: int = LOOPS) -> np.ndarray:
-    with torch.inference_mode():
-        logits: np.ndarray = load_model(OLD / "language-v1").logits(torch.from_numpy(ids), loop).numpy()
+@torch.inference_mode()
+def logits_of(ids: np.ndarray) -> np.ndarray:
+    logits: np.ndarray = load_model(OLD / "language-v1").logits(torch.from_numpy(ids), LOOPS).numpy()
     return logits
 
 
@@ -118,18 +118,11 @@ def test_a_language_models_steps_and_decode_graph_are_the_model(
         assert np.abs(actual - expected).max() < tolerance * max(1.0, expected.std())
 
 
-def test_every_exit_in_one_call(bundle: Bundle) -> None:
-    ids = np.arange(24, dtype=np.int64).reshape(2, 12)
-    steps = bundle.artifact("onnx-fp32-step")
-    with bundle.session(steps, OpenOptions(exits=(2, LOOPS))) as session:
-        actual = session.run({"input_ids": ids})
-    assert list(actual) == ["logits_exit2", f"logits_exit{LOOPS}"]
-    for loop in (2, LOOPS):
-        assert np.abs(actual[f"logits_exit{loop}"] - logits_of(ids, loop)).max() < 1e-5
+def test_exits_of_language_models_that_are_refused(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="always runs all loops"):
         bundle.session(bundle.artifact("onnx-fp32"), OpenOptions(exits=(2, LOOPS)))
     with pytest.raises(InputError, match="a language model exits early per token"):
-        bundle.session(steps, OpenOptions(early={2: 0.5}))
+        bundle.session(bundle.artifact("onnx-fp32-step"), OpenOptions(early={2: 0.5}))
 
 
 def open_decoder(bundle: Bundle, id_: str) -> Decoder[Any]:
@@ -158,7 +151,6 @@ def test_peeking_gives_the_next_tokens_logits_and_reads_nothing(bundle: Bundle, 
 
 
 def generate(decoder: Decoder[Any], tokens: int = 12) -> list[int]:
-    """Return the likeliest tokens."""
     decoder.read([5, 9, 2, 11])
     text = []
     for _ in range(tokens):

@@ -133,7 +133,6 @@ def reviews(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a trained run."""
     folder = tmp_path_factory.mktemp("topics")
     source = {"kind": "file", "path": str(reviews(folder)), "label": "topics"}
     data = {"parts": {"train": [source]}, "labels": [*LABELS], "label_separator": ",", "max_length": 16}

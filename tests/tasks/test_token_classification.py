@@ -152,7 +152,7 @@ def test_spans_of_long_texts(run: Path) -> None:
     assert same / total > 0.7  # a sentence is read with others around it
 
 
-def test_predictions_of_files(run: Path, tmp_path: Path) -> None:
+def test_files_are_answered_and_scored(run: Path, tmp_path: Path) -> None:
     texts = [str(text) for text in sentences(30, seed=5)]
     rows = [{"text": text, "number": number} for number, text in enumerate([*texts, ""])]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -166,12 +166,10 @@ def test_predictions_of_files(run: Path, tmp_path: Path) -> None:
     assert [row["spans"] for row in table[:-1]] == [row["spans"] for row in expected] and table[-1]["spans"] is None
     result = command("predict", str(run), texts[0], "", cwd=tmp_path)
     assert result.code == 3 and "characters" in result.out and "the text is empty" in result.out
-
-
-def test_a_labelled_file_is_scored(run: Path, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "other.jsonl", texts := sentences(40, seed=8))
-    rows = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", data=tmp_path / "other.jsonl")).rows
-    assert rows[0].n == sum(len(text.spans) for text in texts) and rows[0].split == "other.jsonl"
+    write_jsonl(tmp_path / "other.jsonl", labelled := sentences(40, seed=8))
+    options = EvaluateOptions("onnx-fp32", data=tmp_path / "other.jsonl")
+    (scored, *_) = evaluate(locate(str(run), run.parent), options).rows
+    assert scored.n == sum(len(text.spans) for text in labelled) and scored.split == "other.jsonl"
     columns = [f"{word} O" for word in ["Der", "Termin", "ist", "am", "Montag"]]
     (tmp_path / "other.conll").write_text("\n".join([*columns, "Ada B-PERSON", "", "Bob B-PERSON"]), encoding="utf-8")
     result = command("evaluate", str(run), "--artifact", "onnx-fp32", "--data", "other.conll", cwd=tmp_path)

@@ -41,7 +41,6 @@ def scheduled(
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
-    """Return the rate of each step."""
     optimizer, scheduler = scheduled(schedule, steps)
     rates = []
     for _ in range(steps):
