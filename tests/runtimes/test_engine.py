@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -37,6 +37,7 @@ from edgeformer.runtimes.tensorrt.engine import (
 )
 from edgeformer.tasks.scoring import max_batch_rows
 from tests.measurement.measuring_child import Recorder
+from tests.runtimes.tiny_bundle import parsed
 from tests.test_old_format import OLD
 
 needs_rtx = pytest.mark.skipif(
@@ -59,19 +60,10 @@ def small_graph(path: Path, dtype: type[np.floating] = np.float16) -> Path:
     """Table, product, product."""
     rng = np.random.default_rng(0)
     shapes = {"table": (100, 64), "wide": (64, 32), "head": (32, 8)}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "input_ids"], ["x"]),
-            helper.make_node("MatMul", ["x", "wide"], ["y"]),
-            helper.make_node("MatMul", ["y", "head"], ["narrow"]),
-            helper.make_node("Cast", ["narrow"], ["logits"], to=TensorProto.FLOAT),
-        ],
-        "small",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])],
-        [numpy_helper.from_array(rng.normal(size=shape).astype(dtype), name) for name, shape in shapes.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    weights = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    nodes = "x = Gather (table, input_ids) y = MatMul (x, wide) z = MatMul (y, head) logits = Cast <to = 1> (z)"
+    ports = "(int64[batch, sequence] input_ids) => (float[batch, sequence, 8] logits)"
+    onnx.save(parsed(f"small {ports} {{ {nodes} }}", opset=20, **weights), path)
     return path
 
 

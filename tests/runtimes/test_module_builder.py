@@ -1,4 +1,4 @@
-"""Builders that convert torch modules: Core ML and ExecuTorch models of a looped classifier, which store a layer once."""
+"""Builders that convert torch modules: Core ML and ExecuTorch models of a looped classifier, whose layer is shared."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from edgeformer.runtimes.tensorrt.state import Package, describe, judge
 from edgeformer.system import capability, cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability
 from edgeformer.system.cuda_driver import Device
-from tests.runtimes.tiny_bundle import classifier_graph
+from tests.runtimes.tiny_bundle import classifier_graph, parsed
 from tests.test_old_format import OLD
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
@@ -302,8 +302,6 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")
     assert loop["nv_profile_max_shapes"].startswith("state:1024x64x16,past_key:1024x2x64x8,")
     assert "loop:" not in loop["nv_profile_min_shapes"], "its size is fixed"
-    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 3, "height", "width"])
-    node = onnx.helper.make_node("Relu", ["x"], ["y"])
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["N", 3, "height", "width"])
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [value], [output])), tmp_path / "f.onnx")
+    shape = "float[N, 3, height, width]"
+    onnx.save(parsed(f"g ({shape} x) => ({shape} y) {{ y = Relu (x) }}"), tmp_path / "f.onnx")
     assert rtx_options(tmp_path / "f.onnx", None) == {}
