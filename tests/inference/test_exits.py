@@ -50,16 +50,14 @@ def step_graphs() -> dict[str, onnx.ModelProto]:
     """
     table = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
     table[0] = 0
-    state, scales = "float[batch, seq, 2] state", {"speed": np.float32(9), "size": np.float32(0.35)}
+    state, speed, size, gain = "float[batch, seq, 2] state", np.float32(9), np.float32(0.35), np.float32(1.2)
     wave = "fast = Mul (state, speed) wave = Sin (fast) change = Mul (wave, size) next_state = Add (state, change)"
     logits = "scaled = Mul (state, gain) logits = ReduceSum <keepdims = 0> (scaled, tokens)"
     embed = f"tiny (int64[batch, seq] input_ids) => ({state}) {{ state = Gather (table, input_ids) }}"
     return {
         "embed": parsed(embed, table=table),
-        "loop": parsed(f"tiny ({state}) => (float[batch, seq, 2] next_state) {{ {wave} }}", **scales),
-        "readout": parsed(
-            f"tiny ({state}) => (float[batch, 2] logits) {{ {logits} }}", gain=np.float32(1.2), tokens=[1]
-        ),
+        "loop": parsed(f"tiny ({state}) => (float[batch, seq, 2] next_state) {{ {wave} }}", speed=speed, size=size),
+        "readout": parsed(f"tiny ({state}) => (float[batch, 2] logits) {{ {logits} }}", gain=gain, tokens=[1]),
     }
 
 

@@ -75,7 +75,7 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
     assert list(use_after.busy_threads) == [thread.native_id]
 
 
-def test_battery_governor_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_battery_governor_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert doubts(Conditions(power="mains", governor="performance"), CPU) == []
     noted = doubts(Conditions(power="battery 83%", governor="powersave"), CPU)
     assert "measured on battery 83%" in noted[0] and "lowest clock" in noted[1]
@@ -83,9 +83,6 @@ def test_battery_governor_heat_and_power_supply_are_doubts(monkeypatch: pytest.M
     monkeypatch.setattr(conditions, "slowdowns", lambda: ["the supply voltage is too low"])
     described = conditions.describe(1, None)
     assert "the system slows the processor: the supply voltage is too low" in doubts(Conditions(**described), CPU)
-
-
-def test_the_governor_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "cpu0" / "cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_governor").write_text("powersave\n", encoding="ascii")

@@ -89,7 +89,7 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
     return Report.model_validate_json(content, strict=False)
 
 
-def test_page_answers_as_predict_does(site: Path, tab: Tab) -> None:
+def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab: Tab) -> None:
     texts = [*SENTENCES, TOO_LONG]
     full_length = len(Bundle.open(CLASSIFIER).reader().tokenizer.encode(TOO_LONG).ids)
     with served(site) as address:
@@ -108,10 +108,6 @@ def test_page_answers_as_predict_does(site: Path, tab: Tab) -> None:
             message = displayed["message"]
             assert f"read 48 of {full_length} tokens" in message and "did not count" in message
     assert tab.complaints == []
-
-
-def test_other_artifacts_answer_as_predict_does_and_nothing_else_is_requested(site: Path, tab: Tab) -> None:
-    """Exits, a trimmed vocabulary with its own tokenizer, FP16."""
     text = SENTENCES[0]
     with served(site) as address:
         tab.open(address)
@@ -234,7 +230,7 @@ def test_measured_report_is_accepted_by_profile_and_compare(
     assert compared["a"]["measured_on"] == f"a <b>phone</b>, in {report.host['browser']}"
 
 
-def test_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> None:
+def test_isolated_page_has_threads_and_an_insecure_page_works(site: Path, tab: Tab) -> None:
     with served(site, ISOLATED) as address:
         tab.open(address + SHORT)
         cores = tab.run("navigator.hardwareConcurrency")
@@ -242,9 +238,6 @@ def test_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> No
     assert report.host["cross_origin_isolated"] is True
     assert report.rows[-1].threads == min(2, cores) and report.rows[-1].latency_ms.status == "measured"
     assert report.rows[-1].conditions.model_dump()["clock_step_ms"] < 0.05
-
-
-def test_insecure_page_works_and_names_what_is_missing(site: Path, tab: Tab) -> None:
     with served(site) as address:
         tab.open(address.replace("127.0.0.1", ELSEWHERE) + SHORT)
         assert tab.run("isSecureContext") is False

@@ -90,7 +90,7 @@ def test_every_file_has_its_checksum(fake_libraries: Path, tmp_path: Path) -> No
     assert "Cross-Origin-Embedder-Policy: require-corp" in (site / "_headers").read_text(encoding="utf-8")
 
 
-def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path: Path) -> None:
+def test_libraries_have_fixed_addresses_or_are_found_unpacked(tmp_path: Path, fake_libraries: Path) -> None:
     manifest = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions())
     remote = [file for file in downloads(site_of(tmp_path / "site")) if "://" in file["url"]]
     assert len(remote) == 7 and not manifest.offline and not (tmp_path / "site" / "libraries").exists()
@@ -98,6 +98,9 @@ def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path:
         assert file["url"].startswith(f"{CDN}/npm/") and "@" in file["url"].rpartition("/npm/")[2]
         assert file["integrity"].startswith("sha384-") and len(base64.b64decode(file["integrity"][7:])) == 48
     assert f"connect-src 'self' blob: {CDN};" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    file = RUNTIMES[0].binary
+    for part in ("..", ".", "onnxruntime-web"):
+        assert find_local(fake_libraries / part, file) == (file.path.encode(), "9.9.9")
 
 
 @pytest.mark.node
@@ -106,12 +109,6 @@ def test_the_checksums_are_those_of_the_packages(libraries: Path) -> None:
         content, version = find_local(libraries, file)
         assert version == file.package.version and len(content) == file.size_bytes
         assert base64.b64encode(hashlib.sha384(content).digest()).decode() == file.sha384
-
-
-def test_libraries_are_found_where_they_are_unpacked(fake_libraries: Path) -> None:
-    file = RUNTIMES[0].binary
-    for part in ("..", ".", "onnxruntime-web"):
-        assert find_local(fake_libraries / part, file) == (file.path.encode(), "9.9.9")
 
 
 def test_a_page_is_replaced_and_nothing_else(
