@@ -346,10 +346,7 @@ def test_incomplete_source_is_refused(tmp_path: Path) -> None:
         ({"fold": {"layers": 5, "iterations": 2}}, "must be at most 4"),
         ({"architecture": ALBERT, "fold": {"layers": 1, "iterations": 4}}, "shares its layers already"),
         ({"architecture": {"model_type": "t5"}}, "model_type: input should be 'albert', 'bert'"),
-        (
-            {"architecture": {**ALBERT, "num_hidden_layers": "x"}},
-            "num_hidden_layers: input should be a valid integer",
-        ),
+        ({"architecture": {**ALBERT, "num_hidden_layers": "x"}}, "num_hidden_layers: input should be a valid integer"),
         ({"max_positions": 10}, "max_positions: must be at most 9"),
     ],
 )

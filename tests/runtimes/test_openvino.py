@@ -173,9 +173,7 @@ def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return bundle, entry
 
 
-def test_int8_has_seven_bits_and_fuses_no_rotations_in_bfloat16(
-    int8: tuple[Bundle, ArtifactManifest],
-) -> None:
+def test_int8_has_seven_bits_and_fuses_no_rotations_in_bfloat16(int8: tuple[Bundle, ArtifactManifest]) -> None:
     bundle, entry = int8
     assert (entry.id, entry.status, entry.precision) == ("openvino-int8", "built", "int8") and entry.built_with["nncf"]
     assert entry.sha256 == sha256_of(bundle.folder / str(entry.file))
