@@ -18,11 +18,6 @@ pytestmark = pytest.mark.gpu
 MIB = 1 << 20
 
 
-def product(size: int) -> torch.Tensor:
-    matrix = torch.randn(size, size, device="cuda")
-    return matrix @ matrix
-
-
 def test_a_call_is_not_over_before_the_card_has_finished() -> None:
     matrix = torch.randn(6144, 6144, device="cuda")
     measured = times(lambda: matrix @ matrix, "cuda", TINY)

@@ -1,15 +1,24 @@
-"""The model families on a card: the same answers as on the CPU, in half formats, as a CUDA graph, with a cache."""
+"""Models and own weights of runs on a card: the same answers as on the CPU, in half formats, compiled, with a cache."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.gpu.recipes import in_format
+from edgeformer.inference.evaluate import EvaluateOptions, evaluate
+from edgeformer.inference.generate import GenerateOptions, generate
+from edgeformer.inference.predict import open_predictor, predict
+from edgeformer.inference.sampling import Sampling
 from edgeformer.models import load_recipe
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.encoder.model import EncoderClassifier
+from edgeformer.run import Location, find_bundle, locate
 from tests.conftest import SMALL_LANGUAGE
 
 pytestmark = pytest.mark.gpu
@@ -62,3 +71,36 @@ def test_torch_compile_keeps_the_answers(encoder: EncoderClassifier) -> None:
     exact = encoder(IDS.cuda(), MASK.cuda())
     encoder.compile(dynamic=False)
     assert torch.allclose(encoder(IDS.cuda(), MASK.cuda()), exact, atol=1e-4)
+
+
+def at(run: Path) -> Location:
+    return locate(str(run), run.parent)
+
+
+def test_a_classifier_is_scored_and_answers_on_the_card_as_on_the_cpu(finished_run: Path) -> None:
+    fast = evaluate(at(finished_run), EvaluateOptions("torch")).rows[0]
+    by_cpu = evaluate(at(finished_run), EvaluateOptions("torch", runtime="torch-cpu")).rows[0]
+    assert (fast.provider, by_cpu.provider) == ("torch-cuda", "torch-cpu")
+    assert fast.loss == pytest.approx(by_cpu.loss, rel=1e-4)
+    assert fast.accuracy == pytest.approx(by_cpu.accuracy, abs=0.01)
+    texts = ["a warm and funny film", "dull", "neither good nor bad"]
+    usual = predict(at(finished_run), texts, "torch")[1]
+    slow = predict(at(finished_run), texts, "torch", runtime="torch-cpu")[1]
+    with open_predictor(at(finished_run), "torch") as model:
+        assert model.notes() == ("torch: the weights of the run, computed by torch-cuda",)
+    labels = [[answer.as_dict()["label"] for answer in answers] for answers in (usual, slow)]
+    assert labels[0] == labels[1]
+
+
+def test_a_language_model_is_scored_and_writes_on_the_card(finished_language_run: Path) -> None:
+    where = at(finished_language_run)
+    assert find_bundle(finished_language_run) is None
+    providers = (None, "torch-cpu")
+    usual, slow = (evaluate(where, EvaluateOptions("torch", runtime=name)).rows[0] for name in providers)
+    assert usual.perplexity is not None and math.isfinite(usual.perplexity)
+    assert usual.perplexity == pytest.approx(slow.perplexity, rel=1e-3)
+    options = GenerateOptions(12, Sampling(temperature=0.0), artifact="torch")
+    written = generate(where, "The film", options)
+    assert written.provider == "torch-cuda"
+    by_cpu = generate(where, "The film", replace(options, runtime="torch-cpu"))
+    assert by_cpu.provider == "torch-cpu" and written.tokens[:4] == by_cpu.tokens[:4]

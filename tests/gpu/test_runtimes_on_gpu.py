@@ -100,7 +100,7 @@ def built(bundle: Path, *, int8: bool = False, exits: tuple[int, ...] | Literal[
     return [engine for engine in engines if engine.status == "built"]
 
 
-def test_an_engine_is_compared_and_scored_where_it_is_built(bundle: Path) -> None:
+def test_an_engine_is_compared_scored_measured_and_picked(bundle: Path) -> None:
     (engine,) = built(bundle)
     graph = Bundle.open(bundle).artifact("onnx-fp16")
     assert engine.parity is not None and engine.parity.status == "measured" and engine.parity.provider == engine.format
@@ -109,19 +109,13 @@ def test_an_engine_is_compared_and_scored_where_it_is_built(bundle: Path) -> Non
     assert drop is None, drop
     check = next(check for check in verify(Bundle.open(bundle)).artifacts if check.artifact == engine.id)
     assert check.status == "verified", check.reason
-
-
-def test_an_engine_is_measured_and_a_search_can_pick_it(bundle: Path) -> None:
-    (engine,) = built(bundle)
     options = ProfileOptions(batches=(1,), seqs=(16,), artifacts=(engine.id,), choose=ChoiceOptions())
     report = profile_bundle(Location(None, bundle), profile_of_card(), options)
     steady = [row for row in report.rows if row.phase == "steady" and row.latency_ms.status == "measured"]
     assert steady
     if engine.format == "tensorrt-rtx":
-        strategies = {
-            (row.conditions.model_dump()["kernel_specialization"], row.conditions.model_dump()["cuda_graphs"])
-            for row in steady
-        }
+        facts = [row.conditions.model_dump() for row in steady]
+        strategies = {(row["kernel_specialization"], row["cuda_graphs"]) for row in facts}
         assert strategies == {("eager", "whole_graph_capture")}
         with Bundle.open(bundle).session(engine) as session:
             assert session.settings()["runtime_cache"] == "loaded", "measuring left its kernels"

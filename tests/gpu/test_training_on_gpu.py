@@ -15,28 +15,18 @@ from accelerate.utils import GradScalerKwargs
 from edgeformer.artifacts.device import Fact
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.training.loop import distributed
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
+from tests.training.runs import Messages
 
 pytestmark = pytest.mark.gpu
 
 STEPS = 12
 MIB = 1 << 20
-
-
-class Messages(Progress):
-    """Records its messages."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def language(*overrides: str) -> Recipe:
@@ -131,7 +121,6 @@ def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
 
 
 def learned(folder: Path, *overrides: str) -> list[float]:
-    """Losses of the first steps."""
     return losses(trained(language(*overrides), folder, f"run-{len([*folder.iterdir()])}"))
 
 

@@ -196,33 +196,26 @@ def test_another_kind_of_file(tmp_path: Path, tokenizer: Path, content: bytes | 
     assert "does not exist; give a checkpoint file" in refusal(tmp_path / "nothing.pt", tokenizer)
 
 
-def misfit(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    del weights["norm2.bias"]
-    return weights | {"extra": torch.zeros(2), "k_proj.weight": torch.zeros(2, 2)}
-
-
 def changed_norm(weights: dict[str, Tensor], tensor: Tensor) -> dict[str, Tensor]:
     return weights | {"norm1.weight": tensor}
 
 
 @pytest.mark.parametrize(
-    ("change", "messages"),
+    ("change", "message"),
     [
-        (misfit, ("missing norm2.bias [32]", "unexpected extra [2]", "k_proj.weight is [2, 2], not [32, 32]")),
-        (lambda w: changed_norm(w, w["norm1.weight"] * torch.nan), ("infinite values or NaN in norm1.weight",)),
-        (lambda w: changed_norm(w, w["norm1.weight"].to_sparse()), ("sparse, quantized or meta tensors",)),
-        (lambda w: {name: torch.zeros_like(t) for name, t in w.items()}, ("the causality probe cannot judge",)),
-        (lambda w: {"tokens.weight": torch.zeros(1).expand(2**20, 2**20)}, ("far more than the file",)),
-        (lambda w: {"tokens.weight": torch.zeros(300, 12)}, ("not a CRT checkpoint: lm_head.weight is missing",)),
+        (lambda w: changed_norm(w, w["norm1.weight"] * torch.nan), "infinite values or NaN in norm1.weight"),
+        (lambda w: changed_norm(w, w["norm1.weight"].to_sparse()), "sparse, quantized or meta tensors"),
+        (lambda w: {name: torch.zeros_like(t) for name, t in w.items()}, "the causality probe cannot judge"),
+        (lambda w: {"tokens.weight": torch.zeros(1).expand(2**20, 2**20)}, "far more than the file"),
+        (lambda w: {"tokens.weight": torch.zeros(300, 12)}, "not a CRT checkpoint: lm_head.weight is missing"),
     ],
-    ids=["misfit", "nan", "sparse", "zero", "view", "ours"],
+    ids=["nan", "sparse", "zero", "view", "ours"],
 )
 def test_unusable_weights(
-    tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, change: Any, messages: tuple[str, ...]
+    tmp_path: Path, weights: dict[str, Tensor], tokenizer: Path, change: Any, message: str
 ) -> None:
     torch.save(change(weights), tmp_path / "odd.pt")
-    text = refusal(tmp_path / "odd.pt", tokenizer)
-    assert all(message in text for message in messages), text
+    assert message in refusal(tmp_path / "odd.pt", tokenizer)
 
 
 def test_tokenizer_of_another_size(tmp_path: Path, tokenizer: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Hugging Face model becomes a run that computes what transformers computes."""
+"""A Hugging Face model becomes a run that computes what transformers computes; a difference refuses or marks it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from tokenizers import Tokenizer
 pytest.importorskip("transformers", reason="transformers, of the extra hf, is not installed")
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.files import write_json
+from edgeformer.artifacts.manifest import UNPROVEN, cautions
+from edgeformer.bundle import Bundle
 from edgeformer.data.batching import collate
 from edgeformer.data.encoding import encode_texts
+from edgeformer.data.probes import PROBE_PAIRS, PROBE_TEXTS
 from edgeformer.data.synthetic import SENTENCES
+from edgeformer.export.export import export
+from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.encoder import HfOptions, import_hf
+from edgeformer.imports.proof import Compared, prove, prove_encoder, unproven
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
-from edgeformer.run import Location, Run, locate
+from edgeformer.models.pretrained.source import open_source
+from edgeformer.run import Location, Run, locate, read_run
 from tests.cli.run_cli import edgeformer
 from tests.export.hf_models import (
-    LAYERS,
     OWN,
     TAGS,
     RecordedProgress,
@@ -120,7 +127,7 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
         expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.abs(answers(run, single) - expected).max() < CLOSE
     opened = Run.open(run)
-    assert (opened.manifest.task, opened.data.tokens_at_once, len(opened.exits)) == ("embedding", 48, LAYERS)
+    assert (opened.manifest.task, opened.data.tokens_at_once, opened.exits) == ("embedding", 48, (1, 2))
 
 
 @pytest.fixture(scope="module")
@@ -198,14 +205,11 @@ def test_other_kinds_of_models_are_refused(shared_model: Path, tmp_path: Path) -
 
 def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path) -> None:
     source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
-    data = tmp_path / "own.jsonl"
-    progress = RecordedProgress()
+    data, progress = tmp_path / "own.jsonl", RecordedProgress()
     run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), progress))
     labels = run.recipe.data.labels  # type: ignore[attr-defined]
     assert run.task.name == "multi-label-classification" and "0.5" in " ".join(progress.messages)
-    data.write_text(
-        json.dumps({"text": "a", "label": [labels[0]]}) + "\n" + json.dumps({"text": "b", "label": []}) + "\n"
-    )
+    data.write_text(f'{{"text": "a", "label": ["{labels[0]}"]}}\n{{"text": "b", "label": []}}\n')
     other = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts", "other", data)))
     assert other.manifest.data.rows["test"] == 2
     (result,) = predict(locate(str(run.folder), tmp_path), ["a warm film"], "torch")[1]
@@ -302,7 +306,7 @@ def test_200_lists_are_ranked_as_transformers_ranks_them(tmp_path: Path, kind: s
     assert row.n == 1200 and row.ndcg is not None and row.mrr is not None
 
 
-def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: Path) -> None:
+def test_weights_and_code_that_could_run_are_not_used(shared_model: Path, tmp_path: Path) -> None:
     pickled = changed(shared_model, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(InputError, match=r"no model\.safetensors; other formats are not read"):
@@ -311,9 +315,6 @@ def test_weights_that_could_run_code_are_not_read(shared_model: Path, tmp_path: 
     (bare / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=r"has no tokenizer\.json or vocab\.txt; write it with transformers"):
         import_hf(str(bare), HfOptions(tmp_path / "artifacts"))
-
-
-def test_custom_code_is_reported_and_not_run(shared_model: Path, tmp_path: Path) -> None:
     code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
     folder = changed(shared_model, tmp_path / "code", **code)
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
@@ -348,9 +349,8 @@ def test_a_head_is_used_or_refused(shared_model: Path, tmp_path: Path, config: d
 def test_a_folder_of_an_adapter_alone_is_named(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
     outcome = edgeformer("import", "hf", str(tmp_path), cwd=tmp_path)
-    assert outcome.code == 2 and re.search(
-        r"adapter_config\.json: the model has an adapter.*merge_and_unload", outcome.err, re.DOTALL
-    )
+    assert outcome.code == 2
+    assert re.search(r"adapter_config\.json: the model has an adapter.*merge_and_unload", outcome.err, re.DOTALL)
 
 
 def test_the_command(shared_model: Path, tmp_path: Path) -> None:
@@ -366,3 +366,66 @@ def test_the_command(shared_model: Path, tmp_path: Path) -> None:
     location = locate("mine", tmp_path / "artifacts")
     (last, *_) = evaluate(location, EvaluateOptions(artifact="torch", data=tmp_path / "test.tsv")).rows
     assert (last.split, last.n) == ("test.tsv", 3)
+
+
+def test_the_text_with_the_largest_difference_is_named() -> None:
+    same, far, near = np.zeros(3), np.array([0.0, 0.2, 0.0]), np.array([0.0, 1e-3, 0.0])
+    answers = [Compared("equal", same, same), Compared("far", same, far), Compared("near", same, near)]
+    with pytest.raises(InputError, match=r"the answer to 'far' differs by 2\.0e-01 from that of lib 1.*--unproven"):
+        prove("lib 1", answers, allow_difference=False)
+    proof = prove("lib 1", answers, allow_difference=True)
+    assert (proof.texts, proof.largest_difference) == (3, pytest.approx(0.2))
+    assert proof.reason is not None and "'far'" in proof.reason
+    assert prove("lib", [], allow_difference=False).reason is not None, "nothing was compared"
+
+
+def test_what_cannot_be_compared_differs_and_differences_are_relative_to_large_numbers() -> None:
+    for actual in (np.array([np.nan]), np.zeros(2), np.array([np.inf])):
+        with pytest.raises(InputError, match="the answer to 'x' differs"):
+            prove("lib", [Compared("x", np.zeros(1), actual)], allow_difference=False)
+    large = np.array([1000.0])
+    assert prove("lib", [Compared("x", large, large + 0.05)], allow_difference=False).reason is None
+    with pytest.raises(InputError):
+        prove("lib", [Compared("x", large / 1000, large / 1000 + 0.05)], allow_difference=False)
+
+
+def test_the_proof_is_in_the_run_the_bundle_and_the_card(tmp_path: Path) -> None:
+    make_model(tmp_path / "bert", "bert", LABELS)
+    run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
+    proof = read_run(run).proof
+    assert proof is not None and proof.reason is None and str(proof.library).startswith("transformers ")
+    assert proof.texts >= len(PROBE_TEXTS) + len(PROBE_PAIRS) - 3  # those without a text have no answer
+    assert proof.largest_difference is not None and proof.largest_difference < 1e-5
+    export(run, ExportOptions())
+    manifest = Bundle.open(run / "bundle").manifest
+    assert manifest.proof == proof and UNPROVEN not in cautions(manifest)
+    assert "probe texts as transformers" in (run / "bundle" / "README.md").read_text(encoding="utf-8")
+
+
+def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
+    """The run reads capitals as another tokenizer does than the library's."""
+    make_model(tmp_path / "bert", "bert", LABELS)
+    run = Run.open(import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts")))
+    file = tmp_path / "artifacts" / "bert-001" / "model" / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["normalizer"] = None
+    file.write_text(json.dumps(document), encoding="utf-8")
+    source, progress = open_source(str(tmp_path / "bert")), RecordedProgress()
+    with (
+        run.session() as session,
+        pytest.raises(InputError, match=r"the answer to '.*' differs by .* from that of transformers"),
+    ):
+        prove_encoder(source, run.recipe, run.reader(), session.run, progress, max_length=None, allow_difference=False)
+
+
+def test_an_unproven_import_is_marked_everywhere(tmp_path: Path) -> None:
+    make_model(tmp_path / "bert", "bert", LABELS)
+    run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
+    write_json(run / "run.json", read_run(run).model_copy(update={"proof": unproven("no library was there")}))
+    assert UNPROVEN in cautions(read_run(run))
+    export(run, ExportOptions())
+    assert UNPROVEN in cautions(Bundle.open(run / "bundle").manifest)
+    outcome = edgeformer("profile", str(run), "--device", "host", "--batch", "1", "--seq", "16", cwd=tmp_path)
+    assert outcome.code in (0, 3, 4) and "the import is not proven: no library was there" in outcome.out
+    report = (run / "reports" / "host.md").read_text(encoding="utf-8")
+    assert UNPROVEN in report and "no library was there" in report

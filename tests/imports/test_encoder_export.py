@@ -147,9 +147,8 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
     vectors = np.array([prediction["vector"] for prediction in document["predictions"]])
     assert vectors.shape == (2, 32) and np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     assert document["cosines"][0][1] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
-    listed = edgeformer(
-        "predict", bundle, "--query", "Drink enough.", "--file", "list.txt", "--top", "2", "--json", cwd=tmp_path
-    )
+    query = ("--query", "Drink enough.", "--file", "list.txt", "--top", "2", "--json")
+    listed = edgeformer("predict", bundle, *query, cwd=tmp_path)
     (ranking,) = json.loads(listed.out)["rankings"]
     assert [document["rank"] for document in ranking["documents"]] == [1, 2]
     assert ranking["documents"][0]["text"] == "Drink enough."

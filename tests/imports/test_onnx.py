@@ -239,12 +239,10 @@ class TestWhatIsRefused:
             import_onnx(path, tmp_path / "bundle")
         assert not (tmp_path / "bundle").exists()
 
-    def test_weights_with_the_name_of_the_graph(self, tmp_path: Path) -> None:
+    def test_weights_with_the_name_of_the_graph_or_behind_a_link(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions(), "model.onnx")
         with pytest.raises(InputError, match=r"its weights file has the name model\.onnx"):
             import_onnx(path, tmp_path / "bundle")
-
-    def test_weights_behind_a_symbolic_link(self, tmp_path: Path) -> None:
         path = save_beside(tmp_path / "theirs", graphs.convolutions())
         (tmp_path / "theirs/net.weights").rename(tmp_path / "secret")
         (tmp_path / "theirs/net.weights").symlink_to(tmp_path / "secret")

@@ -28,7 +28,6 @@ from edgeformer.models import load_recipe
 from edgeformer.models.pretrained import MODEL
 from edgeformer.run import Location
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.tasks import get_task
 from tests.export import hf_models
 from tests.export.hf_models import make_model
 
@@ -104,6 +103,11 @@ def test_token_types_follow_the_sequences(tmp_path: Path, kind: str) -> None:
 
     document = yaml.safe_load((run / "recipe.yaml").read_text(encoding="utf-8"))["model"]
     assert document["pairs"] is True and document["separator"] is None
+    new: dict[str, Any] = {"model": {"kind": "pretrained", "source": str(source), "pairs": True}}
+    MODEL.complete(new)
+    assert "separator" not in new["model"] and new["model"]["position_padding"] is None
+    with np.load(run / "model" / "golden_inputs.npz") as arrays:
+        assert arrays["token_type_ids"].shape == arrays["input_ids"].shape and arrays["token_type_ids"].any()
     export(run, ExportOptions(fp16=True, int8=True, exits="all", keep_going=True))
     bundle = Bundle.open(run / "bundle")
     artifacts = {artifact.id: artifact for artifact in bundle.artifacts}
@@ -295,19 +299,3 @@ def test_training_on_pairs_has_the_loss_of_transformers(tmp_path: Path, kind: st
         assert losses.total.item() / weight == pytest.approx(expected, abs=CLOSE)
     (stored,) = (tmp_path / "cache").glob("stream-*")
     assert (stored / "types.bin").is_file() == (kind == "bert")
-
-
-def test_new_recipes_have_no_separator(tmp_path: Path) -> None:
-    make_source(tmp_path / "source", "bert")
-    document: dict[str, Any] = {"model": {"kind": "pretrained", "source": str(tmp_path / "source"), "pairs": True}}
-    MODEL.complete(document)
-    assert "separator" not in document["model"] and document["model"]["position_padding"] is None
-
-
-def test_golden_inputs_of_a_model_with_token_types_have_them(tmp_path: Path) -> None:
-    make_source(tmp_path / "source", "bert")
-    run = Run.open(import_hf(str(tmp_path / "source"), HfOptions(tmp_path / "artifacts")))
-    task = get_task("classification")
-    assert task.input_names(run.recipe.model) == ("input_ids", "attention_mask", "token_type_ids")
-    with np.load(run.folder / "model" / "golden_inputs.npz") as arrays:
-        assert arrays["token_type_ids"].shape == arrays["input_ids"].shape and arrays["token_type_ids"].any()

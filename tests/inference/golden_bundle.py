@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.artifacts.data_config import TextConfig
 from edgeformer.artifacts.files import sha256_of
@@ -15,7 +14,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.verification import Verification
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
+from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, parsed, write_bundle, write_manifest
 
 WORDS = 60
 
@@ -92,19 +91,10 @@ def write_language_model(folder: Path, *, exits: tuple[int, ...] = (1, 2)) -> Pa
 
 def _language_graph(seed: int) -> onnx.ModelProto:
     rng = np.random.default_rng(seed)
-    shapes = {"table": (WORDS, 8), "head": (8, WORDS)}
-    weights = [
-        numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name) for name, shape in shapes.items()
-    ]
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["state"]),
-        helper.make_node("MatMul", ["state", "head"], ["logits"]),
-    ]
-    axes = ["batch", "sequence"]
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, axes)
-    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, [*axes, "words"])
-    graph = helper.make_graph(nodes, "tiny", [ids], [logits], weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    table, head = (rng.normal(size=shape).astype(np.float32) for shape in ((WORDS, 8), (8, WORDS)))
+    ports = "(int64[batch, sequence] input_ids) => (float[batch, sequence, words] logits)"
+    nodes = "{ state = Gather (table, input_ids) logits = MatMul (state, head) }"
+    return parsed(f"tiny {ports} {nodes}", table=table, head=head)
 
 
 def status_of(verification: Verification, artifact: str = "model") -> tuple[str, str]:

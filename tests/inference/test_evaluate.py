@@ -15,7 +15,6 @@ import torch
 
 from edgeformer.artifacts.data_config import FileTokenizer
 from edgeformer.artifacts.errors import ArtifactError, InputError
-from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Evaluation, EvaluationRow
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.batching import TextRows, text_batch
@@ -30,6 +29,7 @@ from edgeformer.run import Location, locate, read_run
 from edgeformer.tasks.early_exit import SWEEP
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.export.language_run import EXIT, LOOPS, WORDS, exported_language_run
+from tests.training.runs import Messages
 
 THRESHOLD = 0.018
 """Some tokens of the language model reach it: all 300 words are about equally likely."""
@@ -116,22 +116,16 @@ def test_scores_are_saved_before_a_later_artifact_fails(finished_run: Path, tmp_
 
 
 def test_a_named_runtime_computes_the_runs_own_weights(finished_run: Path) -> None:
-    lines: list[str] = []
-
-    class Messages(Progress):
-        def message(self, text: str) -> None:
-            lines.append(text)
-
-    location = at(finished_run)
+    messages, location = Messages(), at(finished_run)
     saved = (finished_run / "evaluation.json").read_bytes()
-    row = evaluate(location, EvaluateOptions("torch", runtime="torch-cpu"), Messages()).rows[0]
+    row = evaluate(location, EvaluateOptions("torch", runtime="torch-cpu"), messages).rows[0]
     assert (row.artifact, row.provider) == ("torch", "torch-cpu")
-    assert lines == ["torch: the weights of the run, computed by torch-cpu"]
+    assert messages.lines == ["torch: the weights of the run, computed by torch-cpu"]
     assert (finished_run / "evaluation.json").read_bytes() == saved, "scores of a named runtime are not saved"
     texts = ["a fine film"]
     assert predict(location, texts, "torch", runtime="torch-cpu") == predict(location, texts, "torch")
     with open_predictor(location, "torch", runtime="torch-cpu") as model:
-        assert [*model.notes()] == lines
+        assert [*model.notes()] == messages.lines
     for runtime, message in (("torch-cuda", "torch finds no CUDA card"), ("openvino", "opens none of torch")):
         if runtime != "torch-cuda" or not torch.cuda.is_available():
             with pytest.raises(InputError, match=f"--runtime {runtime}: {message}"):

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ExitGuarantee
@@ -27,6 +26,7 @@ from edgeformer.report.sentences import exit_guarantee
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.decoder import StepSession
 from tests.cli.in_process import Edgeformer
+from tests.runtimes.tiny_bundle import parsed
 
 OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
 STEP = "onnx-fp32-step"
@@ -50,33 +50,14 @@ def step_graphs() -> dict[str, onnx.ModelProto]:
     """
     table = np.random.default_rng(0).normal(size=(300, 2)).astype(np.float32)
     table[0] = 0
-    constants = {"table": table, "speed": np.float32(9), "size": np.float32(0.35), "gain": np.float32(1.2)}
-    constants["tokens"] = np.array([1], dtype=np.int64)
-
-    def model(input_name: str, output_name: str, *nodes: tuple[str, list[str], str]) -> onnx.ModelProto:
-        graph_nodes = [helper.make_node(kind, names, [output]) for kind, names, output in nodes]
-        if nodes[-1][0] == "ReduceSum":
-            graph_nodes[-1].attribute.append(helper.make_attribute("keepdims", 0))
-        used = [name for name in constants if any(name in names for _, names, _ in nodes)]
-        initializers = [numpy_helper.from_array(np.asarray(constants[name]), name) for name in used]
-        shapes: dict[str, list[Any]] = {"input_ids": ["batch", "seq"], "logits": ["batch", 2]}
-        values = [
-            helper.make_tensor_value_info(
-                name,
-                TensorProto.INT64 if name == "input_ids" else TensorProto.FLOAT,
-                shapes.get(name, ["batch", "seq", 2]),
-            )
-            for name in (input_name, output_name)
-        ]
-        graph = helper.make_graph(graph_nodes, "tiny", values[:1], values[1:], initializers)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-
-    wave = [("Mul", ["state", "speed"], "fast"), ("Sin", ["fast"], "wave"), ("Mul", ["wave", "size"], "change")]
-    readout = ("Mul", ["state", "gain"], "scaled"), ("ReduceSum", ["scaled", "tokens"], "logits")
+    state, speed, size, gain = "float[batch, seq, 2] state", np.float32(9), np.float32(0.35), np.float32(1.2)
+    wave = "fast = Mul (state, speed) wave = Sin (fast) change = Mul (wave, size) next_state = Add (state, change)"
+    logits = "scaled = Mul (state, gain) logits = ReduceSum <keepdims = 0> (scaled, tokens)"
+    embed = f"tiny (int64[batch, seq] input_ids) => ({state}) {{ state = Gather (table, input_ids) }}"
     return {
-        "embed": model("input_ids", "state", ("Gather", ["table", "input_ids"], "state")),
-        "loop": model("state", "next_state", *wave, ("Add", ["state", "change"], "next_state")),
-        "readout": model("state", "logits", *readout),
+        "embed": parsed(embed, table=table),
+        "loop": parsed(f"tiny ({state}) => (float[batch, seq, 2] next_state) {{ {wave} }}", speed=speed, size=size),
+        "readout": parsed(f"tiny ({state}) => (float[batch, 2] logits) {{ {logits} }}", gain=gain, tokens=[1]),
     }
 
 

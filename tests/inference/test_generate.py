@@ -55,14 +55,19 @@ def run_generate(folder: Path, prompt: str, options: GenerateOptions, **changes:
     return generate(locate(str(folder), folder.parent), prompt, replace(options, **changes))
 
 
-def uncached_logits(run: Path, generation: Generation, loops: Iterable[int]) -> dict[int, np.ndarray]:
-    """Return loop → logits [new tokens, words] of the model without caches."""
+def token_ids(run: Path, generation: Generation) -> torch.Tensor:
+    """Return the boundary, the prompt and the new tokens but the last one [1, T]."""
     tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
     prompt = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(generation.prompt).ids]
     assert len(prompt) == generation.prompt_tokens
-    ids, model = torch.tensor([[*prompt, *generation.tokens][:-1]]), load_model(run)
-    with torch.inference_mode():
-        return {loop: model.logits(ids, loop)[0, generation.prompt_tokens - 1 :].numpy() for loop in loops}
+    return torch.tensor([[*prompt, *generation.tokens][:-1]])
+
+
+@torch.inference_mode()
+def uncached_logits(run: Path, generation: Generation, loops: Iterable[int]) -> dict[int, np.ndarray]:
+    """Return loop → logits [new tokens, words] of the model without caches."""
+    ids, model = token_ids(run, generation), load_model(run)
+    return {loop: model.logits(ids, loop)[0, generation.prompt_tokens - 1 :].numpy() for loop in loops}
 
 
 def test_text_is_streamed_up_to_the_boundary(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +83,7 @@ def test_text_is_streamed_up_to_the_boundary(exported: Path, monkeypatch: pytest
     assert not any("\ufffd" in piece for piece in pieces)
     assert set(generation.loops) == {LOOPS} and generation.mean_loops == LOOPS
     assert generation.tokens_per_s and generation.tokens_per_s > 0
-    assert (
-        generation.seconds > generation.prompt_seconds > 0
-        and run_generate(exported, "", GREEDY, max_tokens=1).notes == ()
-    )
+    assert generation.seconds > generation.prompt_seconds > 0
     shorter = run_generate(exported, "", GREEDY, max_tokens=1)
     assert (len(shorter.tokens), shorter.stopped, shorter.tokens_per_s) == (1, "max_tokens", None)
     assert shorter.notes == ()
@@ -105,12 +107,10 @@ def test_a_token_leaves_at_the_first_confident_exit(exported: Path) -> None:
     assert len(set(generation.loops)) > 1, "else the test shows nothing"
 
 
+@torch.inference_mode()
 def state_cosines(run: Path, generation: Generation) -> np.ndarray:
     """Return the cosine of the states around the first exit's loop, for each new token, of the model without caches."""
-    tokenizer = Tokenizer.from_file(str(run / "model" / "tokenizer.json"))
-    prompt = [tokenizer.token_to_id("<|endoftext|>"), *tokenizer.encode(generation.prompt).ids]
-    with torch.inference_mode():
-        states = load_model(run)(torch.tensor([[*prompt, *generation.tokens][:-1]]), None, every=True)
+    states = load_model(run)(token_ids(run, generation), None, every=True)
     around = (states[loop][0, generation.prompt_tokens - 1 :] for loop in (EXIT - 1, EXIT))
     return np.asarray(torch.nn.functional.cosine_similarity(*around, dim=-1))
 
@@ -156,9 +156,8 @@ def test_a_runs_own_weights_need_torch(exported: Path, monkeypatch: pytest.Monke
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "edgeformer.runtimes.torch.session", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        MissingDependencyError, match=r'needs torch, which is not installed: python -m pip install "\.\[train\]"'
-    ):
+    message = r'needs torch, which is not installed: python -m pip install "\.\[train\]"'
+    with pytest.raises(MissingDependencyError, match=message):
         run_generate(exported, PROMPT, GREEDY, artifact="torch")
 
 

@@ -45,7 +45,9 @@ def test_a_prediction_is_the_likeliest_label(finished_run: Path) -> None:
         assert sum(probabilities.values()) == pytest.approx(1.0)
 
 
-def test_texts_without_an_answer_have_an_error(location: Location, edgeformer: Edgeformer) -> None:
+def test_texts_without_an_answer_have_an_error_and_no_text_is_refused(
+    location: Location, edgeformer: Edgeformer
+) -> None:
     empty, answer = answers_of(location, [" ", "a"])
     assert isinstance(empty, Unanswered) and np.isfinite(answer.probability)
     document = json.loads(edgeformer("predict", str(CLASSIFIER), "", "--json", code=3))
@@ -53,9 +55,6 @@ def test_texts_without_an_answer_have_an_error(location: Location, edgeformer: E
     table = edgeformer("predict", str(CLASSIFIER), "", "good film", code=3)
     assert "the text is empty" in table and "good film" in table
     assert "error" not in edgeformer("predict", str(CLASSIFIER), "good film")
-
-
-def test_no_text_and_language_models_are_refused(location: Location) -> None:
     with pytest.raises(InputError, match="there is no text"):
         predict(location, [])
     with pytest.raises(InputError, match=r"is a language model.*edgeformer generate"):

@@ -47,7 +47,7 @@ def parity_of(bundle: Path, artifact: str = "model") -> Parity:
     return check.parity
 
 
-def test_an_intact_bundle_is_verified_and_not_written_to(bundle: Path) -> None:
+def test_an_intact_bundle_is_verified_and_unexpected_files_are_damage(bundle: Path) -> None:
     def files() -> dict[Path, tuple[int, bytes]]:
         return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in bundle.rglob("*") if path.is_file()}
 
@@ -63,6 +63,14 @@ def test_an_intact_bundle_is_verified_and_not_written_to(bundle: Path) -> None:
     assert files() == before
     parity = parity_of(bundle)
     assert (parity.n, parity.max_abs_error, parity.top1_agreement) == (5, 0.0, 1.0)
+    for name in (".DS_Store", ".git/config", "reports/host.html"):
+        (bundle / name).parent.mkdir(exist_ok=True)
+        (bundle / name).write_bytes(b"?")
+    assert verify(Bundle.open(bundle)).exit_code == 0
+    (bundle / "onnx" / "model_fp64.onnx").write_bytes(b"?")
+    result = verify(Bundle.open(bundle))
+    assert result.exit_code == 2 and damage(result) == {"onnx/model_fp64.onnx": "unexpected"}
+    assert status_of(result)[0] == "verified"
 
 
 def truncate(bundle: Path) -> None:
@@ -95,17 +103,6 @@ def test_damaged_files_are_found(bundle: Path, spoil: Callable[[Path], None], ex
     result = verify(Bundle.open(bundle))
     assert result.exit_code == 2 and damage(result) == expected
     assert status_of(result)[0] == "damaged"
-
-
-def test_unexpected_files_are_damage_but_hidden_ones_and_reports_are_not(bundle: Path) -> None:
-    for name in (".DS_Store", ".git/config", "reports/host.html"):
-        (bundle / name).parent.mkdir(exist_ok=True)
-        (bundle / name).write_bytes(b"?")
-    assert verify(Bundle.open(bundle)).exit_code == 0
-    (bundle / "onnx" / "model_fp64.onnx").write_bytes(b"?")
-    result = verify(Bundle.open(bundle))
-    assert result.exit_code == 2 and damage(result) == {"onnx/model_fp64.onnx": "unexpected"}
-    assert status_of(result)[0] == "verified"
 
 
 @pytest.mark.parametrize(

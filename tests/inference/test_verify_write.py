@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, DataError, InputError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.artifacts.report import Choice, MeasureRules, Report
+from edgeformer.artifacts.report import Choice, Report
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, profile_bundle
 from edgeformer.bundle import Bundle
@@ -31,9 +32,9 @@ from edgeformer.tasks.classification import Classification
 from tests.cli.run_cli import edgeformer
 from tests.fakes.install import installed
 from tests.inference.golden_bundle import change
+from tests.measurement.measuring_child import RULES
 
 ENGINE = "onnx-reference-fp32"
-FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5, idle_s=0.01, energy_s=0.01)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,10 +85,8 @@ def run(unscored_run: Path, tmp_path: Path) -> Path:
 
 def profile(run: Path, accuracy: float = 0.5) -> tuple[Report, Choice]:
     """Search for the fastest artifact with an accuracy; return the report and its search."""
-    choice = ChoiceOptions(accuracy)
-    options = ProfileOptions(
-        batches=(1,), seqs=(16,), rules=FAST, threads=(1,), artifacts=(ENGINE,), choose=choice
-    )  # fmt: skip
+    sizes: dict[str, Any] = {"batches": (1,), "seqs": (16,), "threads": (1,)}
+    options = ProfileOptions(**sizes, rules=RULES, artifacts=(ENGINE,), choose=ChoiceOptions(accuracy))
     report = profile_bundle(Location(run, run / "bundle"), load_profile("host"), options)
     assert report.search is not None
     return report, report.search

@@ -42,12 +42,10 @@ class Sshd:
 
     @property
     def ssh(self) -> str:
-        """Value of ``EDGEFORMER_SSH``."""
         return f"ssh -F {self.config}"
 
     @property
     def root(self) -> Path:
-        """The agent's folder."""
         return self.home / ".cache" / "edgeformer" / "remote"
 
     def install_here(self) -> None:

@@ -219,16 +219,14 @@ def test_without_an_index_a_pack_installs(start: Start, edgeformer: Edgeformer, 
     assert not machine.root.parent.exists()
 
 
-def test_an_unreachable_machine(start: Start, edgeformer: Edgeformer, run: Path) -> None:
-    machine = start()
-    machine.stop()
-    assert "Connection refused; start the SSH server there" in edgeformer(*VERIFY, code=1)
-
-
-def test_a_key_that_the_machine_does_not_know(start: Start, edgeformer: Edgeformer, run: Path) -> None:
+def test_a_key_that_the_machine_does_not_know_and_a_machine_that_is_off(
+    start: Start, edgeformer: Edgeformer, run: Path
+) -> None:
     machine = start()
     (machine.config.parent / "user_key.pub").write_text("")
     assert "log in with a key: run ssh-copy-id bench once" in edgeformer(*VERIFY, code=1)
+    machine.stop()
+    assert "Connection refused; start the SSH server there" in edgeformer(*VERIFY, code=1)
 
 
 def test_a_login_that_prints_something(start: Start, edgeformer: Edgeformer, run: Path) -> None:

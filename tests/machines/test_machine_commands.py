@@ -1,4 +1,4 @@
-"""`machines add` and `list`, `gate --on`, and several machines at once."""
+"""`machines add` and `list`, `profile --on` and `gate --on`, several machines at once, hostile names."""
 
 from __future__ import annotations
 
@@ -76,11 +76,8 @@ def test_an_added_machine_is_not_taken_for_another_with_its_processor(tmp_path: 
 def test_an_added_machine_is_calibrated(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     edgeformer("machines", "add", "kitchen-pi", "small", "--name", "pi", "--allow-noise")
     profile = load_profile("artifacts/profiles/pi.yaml")
-    assert (
-        profile.calibration is not None
-        and profile.memory_bytes is not None
-        and profile.memory_bytes.verified == "measured here"
-    )
+    assert profile.calibration is not None
+    assert profile.memory_bytes is not None and profile.memory_bytes.verified == "measured here"
     report = json.loads(edgeformer("profile", "small", "--on", "pi", *ONE_ROW, "--json"))
     assert {check["seq"] for check in report["estimate_checks"]} == {16, 64}  # that of the device budget, too
     calibration = load_profile("artifacts/profiles/pi.yaml").calibration
@@ -92,9 +89,8 @@ def test_gate_compares_on_the_machine(machine: Sshd, edgeformer: Edgeformer, run
     options = (*ONE_ROW, "--max-memory-growth", "off", "--max-score-loss", "off", "--max-slowdown", "900%")
     arguments = ("gate", "small", "--against", "before", "--on", "kitchen-pi", *options)
     gate = json.loads(edgeformer(*arguments, "--json"))
-    assert {check["name"]: check["status"] for check in gate["checks"]} == dict.fromkeys(
-        ("size", "drift", "latency"), "pass"
-    )
+    statuses = {check["name"]: check["status"] for check in gate["checks"]}
+    assert statuses == dict.fromkeys(("size", "drift", "latency"), "pass")
     assert gate["host"]["address"] == "kitchen-pi" and gate["baseline"] == "artifacts/before/bundle"
     graph = baseline / "bundle" / "onnx" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:-9])
@@ -122,11 +118,45 @@ def test_this_machine_beside_a_machine(machine: Sshd, edgeformer: Edgeformer, ru
     assert "without --on, this machine is used" in edgeformer("verify", "small", "--on", "local", code=2)
 
 
-def test_machines_that_are_all_off(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+def test_machines_that_are_off_or_absent(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     message = edgeformer("profile", "small", "--on", "127.0.0.1", "--on", "localhost", code=1)
     assert "127.0.0.1: " in message and "localhost: " in message and not (run / "reports").exists()
-
-
-def test_an_absent_machine_is_offered_to_be_measured(edgeformer: Edgeformer, run: Path) -> None:
     text = edgeformer("profile", "small", "--device", "raspberry-pi-5", *ONE_ROW)
     assert "edgeformer profile small --device raspberry-pi-5 --on HOST" in text
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "-oProxyCommand=touch hacked", "pi@host name", "pi@host\ntouch hacked", "host;touch hacked", "$(touch hacked)",
+        "pi@'host'", "../host", "", "host`touch hacked`", "-v", "pi@-oProxyCommand=x", 'pi@"host"',
+    ],
+)  # fmt: skip
+def test_hostile_addresses_are_refused(machine: Sshd, edgeformer: Edgeformer, run: Path, address: str) -> None:
+    logins = machine.log.read_text()
+    message = edgeformer("profile", "small", f"--on={address}", *ONE_ROW, code=2)
+    assert "write [USER@]HOST or a name of ~/.ssh/config" in message
+    assert machine.log.read_text() == logins and not (run / ".." / ".." / "hacked").exists()
+
+
+def test_a_report_comes_back_and_hostile_names_are_text(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    named = run.with_name("a $(touch hacked) 'b' \"c\" ;touch hacked\n#")
+    run.rename(named)
+    report = json.loads(edgeformer("profile", str(named), "--on", "kitchen-pi", *ONE_ROW, "--json"))
+    assert report["on_target"] and report["host"]["address"] == "kitchen-pi"
+    assert {row["latency_ms"]["status"] for row in report["rows"]} == {"measured"}
+    written = read_report(named / "reports" / "host-onnx-fp32-on-kitchen-pi.json")
+    assert written.bundle == report["bundle"] == str(named / "bundle")
+    assert written.report_sha256 == report["report_sha256"] and not any((machine.root / "jobs").glob("*/*"))
+    assert not list(machine.home.rglob("hacked")) and not list(run.parents[1].rglob("hacked"))
+
+
+def test_unknown_artifacts_and_damaged_files_are_not_measured(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
+    logins = machine.log.read_text()
+    assert "has onnx-fp32" in edgeformer("profile", "small", "--on", "kitchen-pi", "--artifact", "../x", code=2)
+    assert machine.log.read_text() == logins
+    graph = run / "bundle" / "onnx" / "model.onnx"
+    graph.write_bytes(graph.read_bytes()[:-9])
+    message = edgeformer("profile", "small", "--on", "kitchen-pi", *ONE_ROW, code=2)
+    assert "not measured, because verify failed there: onnx/model.onnx is truncated" in message
+    assert not (run / "reports").exists() and not any((machine.root / "jobs").glob("*/*"))

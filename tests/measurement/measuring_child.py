@@ -38,8 +38,6 @@ def another(spec: MeasureJob, **changes: Any) -> ArtifactFiles:
 
 
 class Recorder(Progress):
-    """Records progress."""
-
     def __init__(self) -> None:
         self.advanced = 0
         self.started: list[str] = []
@@ -67,7 +65,6 @@ def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **change
 
 
 def reasons(rows: list[Row]) -> list[str]:
-    """Return why nothing was measured."""
     assert all(row.latency_ms.status == row.memory_bytes.status == "unavailable" for row in rows)
     return [str(row.latency_ms.reason) for row in rows]
 

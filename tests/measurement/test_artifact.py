@@ -102,23 +102,17 @@ def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and
 
 def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(language: Path) -> None:
     rows = measure_language(language, "onnx-fp32-step", (1, 8), (1, POSITIONS + 1))
-    assert Counter((row.phase, row.seq, row.latency_ms.status) for row in rows) == Counter(
-        [
-            *((phase, 8, "measured") for phase in ("cold", "steady", "decode")),
-            *((phase, POSITIONS + 1, "unavailable") for phase in ("steady", "decode")),
-        ]
-    )
+    expected = [(phase, 8, "measured") for phase in ("cold", "steady", "decode")]
+    expected += [(phase, POSITIONS + 1, "unavailable") for phase in ("steady", "decode")]
+    assert Counter((row.phase, row.seq, row.latency_ms.status) for row in rows) == Counter(expected)
     assert all(f"takes at most {POSITIONS}" in str(row.latency_ms.reason) for row in rows[-2:])
 
 
-def test_a_refused_shape_does_not_stop_the_others(bundle: Path) -> None:
+def test_shapes_that_are_refused_and_artifacts_that_do_not_open(bundle: Path, tmp_path: Path) -> None:
     checked = another(make_spec(bundle), max_positions=99)
     rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Progress())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
     assert "the graph does not accept input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
-
-
-def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
     rows = measure_artifact(make_spec(bundle, files=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Progress())
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
@@ -126,13 +120,10 @@ def test_an_artifact_that_cannot_be_opened_has_rows_with_the_reason(bundle: Path
     assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"
 
 
-def test_a_worker_without_a_result_is_a_reason_for_every_row(monkeypatch: pytest.MonkeyPatch, bundle: Path) -> None:
+def test_a_worker_that_ends_early(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
     program = "import sys; sys.stderr.write('first\\nlibgpu: out of luck\\n'); raise SystemExit(7)"
     reason = "the measuring process ended early: exit code 7; last line on stderr: libgpu: out of luck"
     assert reasons(run_as(monkeypatch, bundle, program)) == [reason] * 2
-
-
-def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
     spec = make_spec(bundle)
     first, second = ("steady", 1, 8), ("steady", 2, 8)
     finished = row_of(spec.files.artifact, first, "CPUExecutionProvider", "host", "like a measured one")
@@ -140,10 +131,7 @@ def test_messages_before_a_crash_are_kept(monkeypatch: pytest.MonkeyPatch, bundl
     path = tmp_path / "messages"
     lines = [f"{type(message).__name__} {message.model_dump_json()}\n" for message in messages]
     path.write_text("".join(lines), encoding="utf-8")
-    program = (
-        f"import os, sys; sys.stdout.write(open({str(path)!r}, encoding='utf-8').read()); sys.stdout.flush(); "
-        "os._exit(5)"
-    )
+    program = f"import os; os.write(1, open({str(path)!r}, 'rb').read()); os._exit(5)"
     rows = run_as(monkeypatch, bundle, program)
     assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
     path.write_text(f"Refusal {Refusal(item=first, reason='too long').model_dump_json()}\n", encoding="utf-8")
@@ -236,28 +224,18 @@ def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
 def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: float | None, stable: bool) -> None:
     entry = make_spec(bundle).files.artifact
     absent = row_of(entry, ("steady", 2, 8), "P", "host", "the process ended early")
-    first, again = (
-        absent.model_copy(
-            update={"latency_ms": summarise([p50] * 130, True, ["noted"]), "conditions": Conditions(threads=1)}
-        )
-        for p50 in (10.0, second or 1.0)
-    )
+    latencies = [summarise([p50] * 130, True, ["noted"]) for p50 in (10.0, second or 1.0)]
+    facts = [{"latency_ms": latency, "conditions": Conditions(threads=1)} for latency in latencies]
+    first, again = (absent.model_copy(update=update) for update in facts)
     result = confirmed(first, absent if second is None else again, MeasureRules().repeat_tolerance)
     assert result.latency_ms.stable is stable
     assert result.conditions == Conditions(threads=1, repeated_p50_ms=second)
     assert (result.latency_ms.p50, result.latency_ms.n) == (10.0, 130)
-    warning = "not confirmed: the median is 10 ms in one process and "
+    warning, warnings = "not confirmed: the median is 10 ms in one process and ", result.latency_ms.warnings
     if second is None:
-        assert result.latency_ms.warnings == (
-            "noted",
-            f"{warning}no result (the process ended early) in a second process",
-        )
+        assert warnings == ("noted", f"{warning}no result (the process ended early) in a second process")
     elif not stable:
-        assert result.latency_ms.warnings == (
-            "noted",
-            f"{warning}{second:.3g} ms in a second process",
-            "second process: noted",
-        )
+        assert warnings == ("noted", f"{warning}{second:.3g} ms in a second process", "second process: noted")
     interrupted = confirmed(first, None, 0.05).latency_ms
     assert interrupted.stable is False
     assert interrupted.warnings[-1:] == ("not confirmed: you stopped profile before a second process measured it",)

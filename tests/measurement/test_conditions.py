@@ -44,14 +44,10 @@ def test_too_much_other_work_is_a_disturbance(changes: dict[str, object], cores:
     assert use(**changes).disturbed(cores, 1) is disturbed
 
 
-def test_graphs_that_run_in_turns_have_threads_each() -> None:
-    """A step artifact's: three graphs with two threads bring three threads beside the calling one."""
+def test_a_crowd_counts_cores_and_threads_of_every_graph() -> None:
     two = use(own_cores=1.6, busy_threads={1: 0.4, 2: 0.4})
     assert two.crowd(2) and not two.crowd(2, pools=3)
     assert two.warnings(2, pools=3) == [] and not two.disturbed(2, 2, pools=3)
-
-
-def test_a_crowd_counts_cores_and_threads() -> None:
     (noted,) = use(busy_threads={999999998: 0.5, 999999999: 0.6}).warnings(2)
     assert noted == "the measuring process used 1.0 cores with 3 threads, but the artifact was given 2 threads"
     assert use(busy_threads={999999998: 0.5}).warnings(2) == [], "the artifact's second thread"
@@ -79,14 +75,14 @@ def test_a_real_spinning_thread_is_seen_beside_the_one_that_measures() -> None:
     assert list(use_after.busy_threads) == [thread.native_id]
 
 
-def test_battery_and_a_governor_that_keeps_the_clock_low_are_doubts() -> None:
+def test_battery_governor_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert doubts(Conditions(power="mains", governor="performance"), CPU) == []
     noted = doubts(Conditions(power="battery 83%", governor="powersave"), CPU)
     assert "measured on battery 83%" in noted[0] and "lowest clock" in noted[1]
     assert doubts(Conditions(power="mains", governor="powersave", governor_scales=True), CPU) == []
-
-
-def test_the_governor_is_read_from_sysfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conditions, "slowdowns", lambda: ["the supply voltage is too low"])
+    described = conditions.describe(1, None)
+    assert "the system slows the processor: the supply voltage is too low" in doubts(Conditions(**described), CPU)
     folder = tmp_path / "cpu0" / "cpufreq"
     folder.mkdir(parents=True)
     (folder / "scaling_governor").write_text("powersave\n", encoding="ascii")
@@ -148,9 +144,3 @@ def test_android_shows_no_other_processes(monkeypatch: pytest.MonkeyPatch) -> No
     assert used.foreign_cores is None and not used.disturbed(8, None)
     assert "this system does not say whether other processes computed while this was measured" in used.warnings()
     assert "load_average_1min" not in conditions.describe(1, None)
-
-
-def test_heat_and_power_supply_are_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditions, "slowdowns", lambda: ["the supply voltage is too low"])
-    described = conditions.describe(1, None)
-    assert "the system slows the processor: the supply voltage is too low" in doubts(Conditions(**described), CPU)

@@ -249,14 +249,11 @@ def test_several_labels(tmp_path: Path) -> None:
     assert read_run(folder).test.f1 == 1.0  # type: ignore[union-attr]
 
 
-def test_words_are_whole() -> None:
+def test_words_are_whole_and_characters_are_lowered() -> None:
     texts = ["Schöne Grüße, 漢字!", "schöne grüße 😡 can't", "can't 😡 stop"]
     tokenizer = train_tokenizer("words", 100, texts, [])
     assert tokenizer.encode("SCHÖNE can't, 😡 schön").tokens == ["[CLS]", "schöne", "can", "t", "😡", "[UNK]", "[SEP]"]
     assert {"漢", "stop"}.isdisjoint(tokenizer.get_vocab())  # seen once
-
-
-def test_characters_are_lowered_and_words_have_boundaries() -> None:
     tokenizer = train_tokenizer("characters", 100, ["Straße  in\tUlm", "ΣΑΣ 😡"], [])
     encoding = tokenizer.encode(" ULM\n\u00a0ΣΑΣ x")
     assert encoding.tokens == [*"▁ulm▁σασ▁", "[UNK]", "▁"]

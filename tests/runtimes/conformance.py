@@ -142,7 +142,8 @@ def check_session(session: Session, inputs: Mapping[str, Array]) -> dict[str, Ar
     np.testing.assert_array_equal(outputs["logits"], repeated["logits"])
     first_row = session.run({name: np.ascontiguousarray(array[:1]) for name, array in inputs.items()})
     np.testing.assert_allclose(first_row["logits"], outputs["logits"][:1], atol=1e-4)
-    for broken in ({}, {**inputs, "input_ids": inputs["input_ids"].astype(np.float64)}, _empty(inputs)):
+    empty = {name: array[:0] for name, array in inputs.items()}
+    for broken in ({}, {**inputs, "input_ids": inputs["input_ids"].astype(np.float64)}, empty):
         with pytest.raises(InputError, match="input_ids"):
             session.run(broken)
     device_ms, memory, settings = session.device_ms(inputs), session.memory_by_name(), session.settings()
@@ -184,7 +185,3 @@ def entry(format_: str) -> ArtifactManifest:
     return ArtifactManifest(
         id=f"{format_}-fp32", file=f"{ENGINES_FOLDER}/model.engine", format=format_, precision="fp32", status="built"
     )
-
-
-def _empty(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: array[:0] for name, array in inputs.items()}

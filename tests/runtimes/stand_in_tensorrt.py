@@ -188,11 +188,9 @@ class StandInEngine:
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
         if name in self._shapes:
             return self._shapes[name]
-        axis_sizes: dict[str, int] = {}
+        axis_sizes: dict[int | str, int] = {}
         for input_name, shape in self._shapes.items():
-            axis_sizes |= {
-                axis: size for axis, size in zip(self._axes(input_name), shape, strict=True) if isinstance(axis, str)
-            }
+            axis_sizes |= dict(zip(self._axes(input_name), shape, strict=True))
         return tuple(
             sum(axis_sizes[part] for part in axis.split(" + ")) if isinstance(axis, str) else axis
             for axis in self._axes(name)
@@ -275,6 +273,7 @@ def with_engines(name: str, folder: Path) -> Path:
             parts[part] = f"engines/{Path(source).stem}.rtx4050.engine"
             (folder / parts[part]).write_text(str(folder / source), encoding="utf-8")
             files |= {parts[part]: sha256_of(folder / parts[part])} if graph.parts else {}
+        shapes = {"input_ids": ((1, 1), (1, 32), (16, LONGEST)), "loop": ((1,), (1,), (1,))}
         update = {
             "id": graph.id.replace("onnx", "tensorrt-rtx"),
             "format": "tensorrt-rtx",
@@ -284,13 +283,7 @@ def with_engines(name: str, folder: Path) -> Path:
             "sha256": sha256_of(folder / parts["loop"]),
             "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION},
             "parity": Parity(status="unavailable", tolerance=1e-4, tolerance_kind="absolute", reason="no GPU"),
-            "engine": EngineBuild(
-                builder="stand-in",
-                seconds=0.0,
-                checked_by="size",
-                graph_bytes=1,
-                shapes={"input_ids": ((1, 1), (1, 32), (16, LONGEST)), "loop": ((1,), (1,), (1,))},
-            ),
+            "engine": EngineBuild(builder="stand-in", seconds=0.0, checked_by="size", graph_bytes=1, shapes=shapes),
             "score": None,
             "validation": None,
         }

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
@@ -36,6 +36,8 @@ from edgeformer.runtimes.tensorrt.engine import (
     why_engine_rejected,
 )
 from edgeformer.tasks.scoring import max_batch_rows
+from tests.measurement.measuring_child import Recorder
+from tests.runtimes.tiny_bundle import parsed
 from tests.test_old_format import OLD
 
 needs_rtx = pytest.mark.skipif(
@@ -54,36 +56,14 @@ def job(precision: Precision = "fp16", progress: Progress = SILENT, **changes: A
     return replace(build_job, **changes)
 
 
-class Counting(Progress):
-    """Progress that records its calls."""
-
-    def __init__(self) -> None:
-        self.done, self.lines = 0, list[str]()
-
-    def advance(self, amount: int = 1, **fields: float) -> None:
-        self.done += amount
-
-    def message(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def small_graph(path: Path, dtype: type[np.floating] = np.float16) -> Path:
     """Table, product, product."""
     rng = np.random.default_rng(0)
     shapes = {"table": (100, 64), "wide": (64, 32), "head": (32, 8)}
-    graph = helper.make_graph(
-        [
-            helper.make_node("Gather", ["table", "input_ids"], ["x"]),
-            helper.make_node("MatMul", ["x", "wide"], ["y"]),
-            helper.make_node("MatMul", ["y", "head"], ["narrow"]),
-            helper.make_node("Cast", ["narrow"], ["logits"], to=TensorProto.FLOAT),
-        ],
-        "small",
-        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])],
-        [numpy_helper.from_array(rng.normal(size=shape).astype(dtype), name) for name, shape in shapes.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    weights = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    nodes = "x = Gather (table, input_ids) y = MatMul (x, wide) z = MatMul (y, head) logits = Cast <to = 1> (z)"
+    ports = "(int64[batch, sequence] input_ids) => (float[batch, sequence, 8] logits)"
+    onnx.save(parsed(f"small {ports} {{ {nodes} }}", opset=20, **weights), path)
     return path
 
 
@@ -130,14 +110,14 @@ class TestRealEngine:
         assert max(counts) == 1 and sum(counts) > len(counts) / 2  # a few are stored in another layout
 
     def test_weights_beside_the_graph_are_read(self, built: BuiltEngine, graph: Path, tmp_path: Path) -> None:
-        progress, external = Counting(), tmp_path / "beside.onnx"
+        progress, external = Recorder(), tmp_path / "beside.onnx"
         with weights_file(tmp_path / "beside.onnx_data") as weights:
             write_graph(onnx_ir.load(graph), external, weights)
         rebuilt = build_engine(external, tmp_path / "beside.engine", TARGET, job(progress=progress))
         assert external.stat().st_size < graph.stat().st_size / 2
         assert graph_bytes(external) == pytest.approx(graph_bytes(graph), rel=0.05)
         assert rebuilt.reason is None and rebuilt.engine.weight_bytes == built.engine.weight_bytes
-        assert progress.done > 0 and "of weights" in progress.lines[-1]
+        assert progress.advanced > 0 and "of weights" in progress.messages[-1]
 
     def test_nothing_is_printed_and_an_exception_cancels_the_build(
         self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -257,11 +237,8 @@ def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
 
     import_module("torch._dynamo")  # which looks for an installed TensorRT while it is imported
     package, tensorrt = ModuleType("torch_tensorrt"), ModuleType("tensorrt")
-    attributes: dict[str, Any] = {
-        "Input": SimpleNamespace, "__version__": "2.13.0",
-        "dynamo": SimpleNamespace(convert_exported_program_to_serialized_trt_engine=convert),
-    }  # fmt: skip
-    vars(package).update(attributes)
+    dynamo = SimpleNamespace(convert_exported_program_to_serialized_trt_engine=convert)
+    vars(package).update({"Input": SimpleNamespace, "__version__": "2.13.0", "dynamo": dynamo})
     vars(tensorrt).update({"__version__": "11.0"})
     monkeypatch.setitem(sys.modules, "torch_tensorrt", package)
     monkeypatch.setitem(sys.modules, "tensorrt", tensorrt)
@@ -286,7 +263,7 @@ def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
     assert entry.status == ("built" if reason is None else "rejected") and entry.file is not None
     assert reason in str(entry.reason) if reason else entry.reason is None
     assert entry.engine is not None and (entry.engine.checked_by, entry.engine.graph_bytes) == ("size", weights)
-    monkeypatch.delattr(package.dynamo, "convert_exported_program_to_serialized_trt_engine")
+    monkeypatch.delattr(dynamo, "convert_exported_program_to_serialized_trt_engine")
     (failed,) = TorchTensorRTBuilder().build(Target("torch-tensorrt", "h200", "9.0"), builds)
     assert failed.status == "rejected" and failed.file is None
     assert "model.h200.torch.engine: torch-tensorrt cannot compile this model: AttributeError" in str(failed.reason)

@@ -47,11 +47,9 @@ SIZES: dict[str, Any] = {
     "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 3, "heads": 4, "kv_heads": 2, "ffn_size": 96,
 }  # fmt: skip
 TEXTS = [
-    "The staff was friendly, but it's 12.50 €!",
-    "  two  spaces\n\nand lines\t",
-    "naïve – 日本語 🙂🏽 e\u0301",
+    "The staff was friendly, but it's 12.50 €!", "  two  spaces\n\nand lines\t", "naïve – 日本語 🙂🏽 e\u0301",
     "don't we'll",
-]
+]  # fmt: skip
 
 
 def exported(folder: Path, options: ExportOptions, **changes: Any) -> Path:
@@ -80,6 +78,8 @@ def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundl
     console.print(artifact_table(bundle.manifest))
     table = console.file.getvalue()
     entries = {artifact.id: artifact for artifact in bundle.artifacts if artifact.format == "gguf"}
+    verified = {check.artifact for check in verify(bundle).artifacts if check.status == "verified"}
+    assert entries.keys() <= verified
     assert {*entries} == {f"gguf-{p}{role}" for p in ("fp16", "int8", "int4") for role in ("", "-decode")}
     for entry in entries.values():
         assert entry.status == "built" and entry.parity is not None and entry.parity.status == "measured"
@@ -98,22 +98,6 @@ def written(folder: Path, **changes: Any) -> tuple[torch.nn.Module, Path]:
     return model, path
 
 
-def test_a_writer_writes_one_text_after_the_other(run: Path) -> None:
-    location, options = locate(str(run), run.parent), GenerateOptions(artifact="gguf-int8-decode")
-    greedy = Sampling(temperature=0)
-    expected = generate(location, "The town", replace(options, max_tokens=20, sampling=greedy)).tokens
-    with closing(Writer(location, options)) as writer:
-        next(writer.write(writer.encode("Another, longer text"), 9, greedy))  # given up after a token
-        pieces = [*writer.write(writer.encode("The town"), 20, greedy)]
-    assert tuple(piece.token for piece in pieces) == expected
-
-
-def test_bytes_do_not_depend_on_the_number_of_loops(tmp_path: Path) -> None:
-    _, two = written(tmp_path / "2", iterations=2)
-    _, four = written(tmp_path / "4", iterations=4)
-    assert two.stat().st_size == four.stat().st_size
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -127,6 +111,8 @@ def test_bytes_do_not_depend_on_the_number_of_loops(tmp_path: Path) -> None:
 )
 def test_llama_cpp_answers_as_torch_does(changes: dict[str, Any], tmp_path: Path) -> None:
     model, path = written(tmp_path / "run", **changes)
+    if not changes:
+        assert written(tmp_path / "4", iterations=4)[1].stat().st_size == path.stat().st_size, "whatever the loops"
     llama, logits = llama_library.Llama(path, 1, None), []
     ids = np.random.default_rng(0).integers(0, llama.vocab_size, (15, POSITIONS - 10))
     for row in ids.tolist():
@@ -159,29 +145,30 @@ def test_an_f32_file_is_judged_without_the_rounding_of_the_cache(changes: dict[s
     assert differences[True] < 2e-5 < 1e-3 < differences[False]
 
 
-def test_it_writes_torchs_greedy_text(run: Path) -> None:
-    greedy = Sampling(temperature=0.0)
-    texts = {
-        name: generate(
-            locate(str(run), run.parent), "the staff", GenerateOptions(max_tokens=40, sampling=greedy, artifact=name)
-        ).tokens
-        for name in ("gguf-fp16-decode", "onnx-fp32-decode", "torch")
-    }
-    assert texts["gguf-fp16-decode"] == texts["torch"] == texts["onnx-fp32-decode"]
+def test_it_writes_torchs_greedy_text_one_after_the_other(run: Path) -> None:
+    options = GenerateOptions(max_tokens=40, sampling=Sampling(temperature=0.0))
+    location, names = locate(str(run), run.parent), ("gguf-fp16-decode", "onnx-fp32-decode", "torch")
+    texts = [generate(location, "the staff", replace(options, artifact=name)).tokens for name in names]
+    assert texts[0] == texts[1] == texts[2]
+    options, greedy = GenerateOptions(artifact="gguf-int8-decode"), options.sampling
+    expected = generate(location, "The town", replace(options, max_tokens=20, sampling=greedy)).tokens
+    with closing(Writer(location, options)) as writer:
+        next(writer.write(writer.encode("Another, longer text"), 9, greedy))  # given up after a token
+        pieces = [*writer.write(writer.encode("The town"), 20, greedy)]
+    assert tuple(piece.token for piece in pieces) == expected
 
 
-def test_the_file_splits_text_as_the_tokenizer_does(bundle: Bundle) -> None:
+def test_the_file_splits_text_as_the_tokenizer_does_and_refuses_a_wrong_token(bundle: Bundle, tmp_path: Path) -> None:
     plain = PlainText(bundle.reader().tokenizer)
     with opened(bundle, "gguf-fp16") as session:
         for text in TEXTS:
             assert session.llama.tokenize(text) == plain.encode(text).ids
-
-
-def test_verify_runs_the_files(bundle: Bundle) -> None:
-    statuses = {entry.artifact: entry.status for entry in verify(bundle).artifacts}
-    assert {name: status for name, status in statuses.items() if name.startswith("gguf")} == dict.fromkeys(
-        ["gguf-fp16", "gguf-fp16-decode", "gguf-int8", "gguf-int8-decode", "gguf-int4", "gguf-int4-decode"], "verified"
-    )
+        with pytest.raises(EdgeformerError, match="outside the model's vocabulary"):
+            session.run({"input_ids": np.array([[10**6]])})
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes((bundle.folder / str(bundle.artifact("gguf-fp16").file)).read_bytes()[:5000])
+    with pytest.raises(ArtifactError, match=r"llama\.cpp cannot open it"):
+        llama_library.Llama(damaged, 1, None)
 
 
 def test_profile_measures_prompt_and_tokens_with_every_runtime(run: Path) -> None:
@@ -221,16 +208,6 @@ def test_tokens_that_are_not_kept_are_forgotten(bundle: Bundle) -> None:
     with pytest.raises(InputError, match="one text at a time"):
         decoder.peek(np.array([[4], [5]]), 3)
     decoder.close()
-
-
-def test_a_damaged_file_and_a_wrong_token_are_refused(bundle: Bundle, tmp_path: Path) -> None:
-    artifact = bundle.artifact("gguf-fp16")
-    damaged = tmp_path / "damaged.gguf"
-    damaged.write_bytes((bundle.folder / str(artifact.file)).read_bytes()[:5000])
-    with pytest.raises(ArtifactError, match=r"llama\.cpp cannot open it"):
-        llama_library.Llama(damaged, 1, None)
-    with opened(bundle, "gguf-fp16") as session, pytest.raises(EdgeformerError, match="outside the model's vocabulary"):
-        session.run({"input_ids": np.array([[10**6]])})
 
 
 def test_what_a_gguf_cannot_hold_is_rejected_with_a_reason(tmp_path: Path, bundle: Bundle) -> None:

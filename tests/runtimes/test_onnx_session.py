@@ -1,4 +1,4 @@
-"""ONNX Runtime: sessions and their errors, nodes that other providers compute, and the profile of executed nodes."""
+"""Sessions of ONNX Runtime and torch, nodes that other providers compute, and the profile of executed nodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
@@ -19,7 +20,9 @@ from edgeformer.estimate.estimate import estimate
 from edgeformer.runtimes import OpenOptions, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from tests.runtimes.tiny_bundle import CLASSES, POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
+from edgeformer.runtimes.torch import RUNTIME
+from edgeformer.runtimes.torch.session import TorchSession
+from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
 from tests.test_old_format import OLD
 
 CPU, CUDA, AZURE = "CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"
@@ -40,16 +43,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inputs(batch: int = 2, seq: int = 6) -> dict[str, np.ndarray]:
     ids = np.arange(1, batch * seq + 1, dtype=np.int64).reshape(batch, seq) % VOCABULARY
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-
-def test_gives_what_the_reference_evaluator_gives(graph: Path) -> None:
-    from onnx.reference import ReferenceEvaluator
-
-    expected = ReferenceEvaluator(str(graph)).run(None, inputs())[0]
-    with OnnxSession(graph) as session:
-        outputs = session.run(inputs())
-    assert list(outputs) == ["logits"] and outputs["logits"].shape == (2, CLASSES)
-    np.testing.assert_allclose(outputs["logits"], expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +127,7 @@ def test_notes_name_the_most_frequent_operators_first() -> None:
     assert "does not report which nodes CUDA left to the CPU" in OnnxSession.caveats(session)[0]
 
 
-def test_int8_products_are_not_estimated_for_cards() -> None:
+def test_what_is_estimated_for_which_card() -> None:
     bundle, card = Bundle.open(OLD / "classifier-v1" / "bundle"), load_profile("rtx4050")
     for artifact in bundle.artifacts:
         reason = runtime_of(artifact).estimable(artifact, card)
@@ -148,9 +141,6 @@ def test_int8_products_are_not_estimated_for_cards() -> None:
     assert (row.where, row.provider) == ("device", CUDA)
     assert row.latency_ms.status == row.memory_bytes.status == "unavailable"
     assert "leaves them to the CPU" in str(row.latency_ms.reason)
-
-
-def test_engines_are_estimated_for_the_card_that_they_were_built_for() -> None:
     engine = ArtifactManifest(
         id="tensorrt-rtx-fp16", file="engines/model.engine", format="tensorrt-rtx", precision="fp16", status="built",
         built_for={"compute_capability": "8.9"},
@@ -185,3 +175,45 @@ def test_executed_nodes_have_operator_shapes_and_constants(
     for name in ("bad.onnx", "absent.onnx"):
         with pytest.raises(ArtifactError, match="cannot open it"):
             ProfiledGraph(tmp_path / name)
+
+
+def torch_session() -> TorchSession:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+            self.dropout = torch.nn.Dropout(0.9)
+
+        def forward(self, input_ids, attention_mask):  # type: ignore[no-untyped-def]
+            assert torch.is_inference_mode_enabled()
+            kept = (input_ids * attention_mask).sum(-1, keepdim=True)
+            return self.dropout(kept.to(self.scale.dtype) * self.scale)
+
+    return TorchSession(Counting().train())
+
+
+def test_torch_runs_in_evaluation_mode_and_answers_in_float32() -> None:
+    ids = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int64)
+    with torch_session() as session:
+        outputs = session.run({"input_ids": ids, "attention_mask": np.array([[1, 1, 0], [1, 1, 1]], np.int64)})
+        assert session.provider == "torch-cpu"
+    assert outputs["logits"].dtype == np.float32
+    np.testing.assert_array_equal(outputs["logits"], [[3, 3], [15, 15]])
+    session = torch_session()
+    with pytest.raises(InputError, match="'attention_mask' is missing"):
+        session.run({"input_ids": ids})
+    with pytest.raises(InputError, match=r"but is float64\[2, 3\]"):
+        session.run({"input_ids": ids.astype(float), "attention_mask": ids})
+    session.close()
+    with pytest.raises(EdgeformerError, match="closed"):
+        session.run({"input_ids": ids, "attention_mask": ids})
+
+
+def test_a_run_is_computed_on_a_card_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_card, kinds in ((True, ("cuda", "cpu", "cuda")), (False, ("cpu", "cpu"))):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_card=has_card: has_card)
+        providers = (None, "torch-cpu", "torch-cuda")[: len(kinds)]
+        assert tuple(map(RUNTIME.device, providers)) == kinds
+    for provider, message in (("torch-cuda", "torch finds no CUDA card"), ("torch", "torch-cpu or")):
+        with pytest.raises(InputError, match=f"--runtime {provider}: .*{message}"):
+            RUNTIME.device(provider)

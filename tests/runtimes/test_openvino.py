@@ -1,34 +1,35 @@
-"""OpenVINO: sessions in FP32 and bfloat16, INT8 by NNCF, no telemetry, and what is said where it is not installed."""
+"""OpenVINO: FP32 and bfloat16, INT8 by NNCF, fused rotations, no telemetry, and what is said where it is missing."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from edgeformer.artifacts.errors import InputError, MissingDependencyError
-from edgeformer.artifacts.files import sha256_of, write_json
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.inference.predict import open_predictor, predict
+from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import locate
 from edgeformer.runtimes import OpenOptions, cannot_run, opener_of, provider_facts, requested_providers
-from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
+from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
 from edgeformer.runtimes.runtime import BuildJob, Target
-from tests.runtimes.test_openvino_rotation import kernels_of
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 from tests.test_old_format import OLD
 
@@ -105,16 +106,6 @@ def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path:
         predict(locate(str(run), run.parent), ["a fine film"], runtime="all")
 
 
-def test_a_search_does_not_change_the_runtime_that_answers(tmp_path: Path) -> None:
-    """Earlier versions wrote the fastest runtimes of a search into runtimes.json."""
-    run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(OLD / "classifier-v1", run)
-    location = locate(str(run), run.parent)
-    write_json(location.reports / "runtimes.json", {"format_version": 1, "providers": {"onnx-fp32": CPU}})
-    with open_predictor(location, "onnx-fp32") as model:
-        assert model.provider == default_provider()
-
-
 @NEEDS_OPENVINO
 def test_a_processor_without_bfloat16_is_told_so(tiny: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "core", lambda: SimpleNamespace(get_property=lambda *_: ["FP32"]))
@@ -182,7 +173,7 @@ def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     return bundle, entry
 
 
-def test_int8_weights_have_seven_bits_and_are_stored_once(int8: tuple[Bundle, ArtifactManifest]) -> None:
+def test_int8_has_seven_bits_and_fuses_no_rotations_in_bfloat16(int8: tuple[Bundle, ArtifactManifest]) -> None:
     bundle, entry = int8
     assert (entry.id, entry.status, entry.precision) == ("openvino-int8", "built", "int8") and entry.built_with["nncf"]
     assert entry.sha256 == sha256_of(bundle.folder / str(entry.file))
@@ -195,14 +186,9 @@ def test_int8_weights_have_seven_bits_and_are_stored_once(int8: tuple[Bundle, Ar
     assert max(int(abs(stored[name].astype(int)).max()) for name in weights) == 64
     named = [name for name in stored if name.endswith(("_scale", "_zero_point"))]
     assert len(named) > len(weights), "which do not count as parameters"
-
-
-def test_int8_in_bfloat16_does_not_fuse_rotations(int8: tuple[Bundle, ArtifactManifest]) -> None:
-    """There the kernel is slower than its parts; in FP32 it is used."""
-    bundle, entry = int8
-    path = bundle.folder / str(entry.file)
+    # In bfloat16 the kernel of rotations is slower than its parts.
     for provider in (CPU, BF16)[: 2 if has_bf16() else 1]:
-        with runtime.OpenVINOSession(path, provider, 1) as session:
+        with runtime.OpenVINOSession(bundle.folder / str(entry.file), provider, 1) as session:
             assert (kernels_of(session._request.get_compiled_model()) > 0) == (provider == CPU)
 
 
@@ -238,3 +224,72 @@ def test_export_judges_and_verifies_int8(finished_run: Path, tmp_path: Path) -> 
     file.write_bytes(file.read_bytes()[:-1] + b"\0")
     with pytest.raises(InputError, match="changed since it was exported"):
         Bundle.open(run / "bundle").session(result)
+
+
+def rotated(
+    shape: tuple[int, ...] = (2, 3, 5, 8), table: tuple[int, ...] = (5, 4), kind: str = "float32", joined: int = 3,
+    look_alike: str = "",
+) -> Any:  # fmt: skip
+    """Rotate the halves of the last axis of x by tables; a look-alike adds the wrong products or another x."""
+    runtime.core()
+    import openvino as package
+
+    ops = package.opset13
+    x, other = (ops.parameter(shape, np.dtype(kind)) for _ in range(2))
+    cos, sin = (ops.parameter(table, np.dtype(kind)) for _ in range(2))
+    first, second = ops.split(x, ops.constant(3), 2).outputs()
+    third, fourth = ops.split(other if look_alike == "another x" else x, ops.constant(3), 2).outputs()
+    if look_alike != "another x":
+        third, fourth = first, second
+    angles = (cos, sin) if look_alike == "the same products" else (sin, cos)
+    terms = [ops.multiply(angles[1], fourth), ops.multiply(angles[0], third)]
+    turned = ops.subtract(ops.multiply(first, cos), ops.multiply(second, sin))
+    return package.Model([ops.concat([turned, ops.add(*terms)], joined)], [x, other, cos, sin])
+
+
+@NEEDS_OPENVINO
+def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None:
+    bundle = Bundle.open(finished_run / "bundle")
+    config = json.loads((bundle.folder / "config.json").read_text(encoding="utf-8"))["edgeformer"]
+    entry = bundle.artifact("onnx-fp32")
+    rows = {"input_ids": np.array([[5, 6, 7, 8, 9, 10]]), "attention_mask": np.array([[1, 1, 1, 1, 0, 0]])}
+    with bundle.session(entry, OpenOptions(runtime.CPU)) as fused, bundle.session(entry) as plain:
+        assert isinstance(fused, OpenVINOSession)
+        per_pass = 2 * config["layers"]
+        assert kernels_of(fused._request.get_compiled_model()) == per_pass * config["iterations"] > 0
+        actual, expected = fused.run(rows), plain.run(rows)
+    for name, value in expected.items():
+        assert actual[name] == pytest.approx(value, abs=1e-5)
+
+
+@NEEDS_OPENVINO
+@pytest.mark.parametrize(
+    ("changes", "rewritten"),
+    [
+        ({}, 1),
+        ({"kind": "float16"}, 1),
+        ({"table": (3, 5, 4)}, 0),
+        ({"shape": (2, 3, 1, 8)}, 0),
+        ({"table": (1, 4)}, 0),
+        ({"joined": 2}, 0),
+        ({"look_alike": "the same products"}, 0),
+        ({"look_alike": "another x"}, 0),
+    ],
+    ids=str,
+)
+def test_only_rotations_are_rewritten_and_stay_what_they_are(changes: dict[str, Any], rewritten: int) -> None:
+    draw = np.random.default_rng(0)
+    plain, changed = rotated(**changes), rotated(**changes)
+    feed = [draw.normal(size=list(port.shape)).astype(port.element_type.to_dtype()) for port in plain.inputs]
+    assert fuse_rotations(changed) == rewritten
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    compiled = [runtime.core().compile_model(model, "CPU", options) for model in (plain, changed)]
+    expected, actual = (next(iter(model(feed).values())) for model in compiled)
+    assert [*map(kernels_of, compiled)] == [0, rewritten]
+    assert actual == pytest.approx(expected, abs=(2e-3 if "kind" in changes else 1e-6) * rewritten)
+
+
+def kernels_of(compiled: Any) -> int:
+    """Rotations in what OpenVINO made of a graph."""
+    kinds = [node.get_rt_info()["layerType"] for node in compiled.get_runtime_model().get_ops()]
+    return sum((kind if isinstance(kind, str) else kind.astype(str)) == "RoPE" for kind in kinds)

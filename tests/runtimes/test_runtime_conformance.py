@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,26 +129,6 @@ def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_p
     assert {"onnx", "onnx-reference"} <= set(answers)
     for located in answers.values():
         np.testing.assert_allclose(located["logits"], answers["onnx"]["logits"], atol=1e-4)
-
-
-def test_child_processes_see_what_is_on_their_path(reference: Runtime, bundle: Path) -> None:
-    notes: list[str] = []
-    job = job_of(bundle, notes)
-    (artifact,) = conformance.check_build(reference.builders[0], Target("onnx-reference"), job)
-    program = (
-        "import sys, numpy as np\nfrom pathlib import Path\n"
-        "from edgeformer.runtimes import ArtifactFiles, OpenOptions, runtime_of\n"
-        "from edgeformer.artifacts.manifest import ArtifactManifest\n"
-        "artifact = ArtifactManifest.model_validate_json(sys.argv[1], strict=False)\n"
-        "ids = np.ones((1, 4), np.int64)\n"
-        "with runtime_of(artifact).open(ArtifactFiles(artifact, Path(sys.argv[2])), OpenOptions()) as session:\n"
-        "    found = session.run({'input_ids': ids, 'attention_mask': ids})['logits']\n"
-        "print(runtime_of(artifact).name, session.provider, *found.shape)\n"
-    )
-    assert artifact.file is not None
-    command = [sys.executable, "-c", program, artifact.model_dump_json(), str(bundle / artifact.file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, ["reference", "onnx-reference", "1", "2"]), done.stderr
 
 
 def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import onnx.parser
+from numpy.typing import ArrayLike
+from onnx import numpy_helper
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.files import sha256_of
@@ -16,67 +18,53 @@ from edgeformer.bundle import seal
 VOCABULARY, WIDTH, POSITIONS, CLASSES = 50, 8, 24, 2
 
 
-def _constant(name: str, values: list[int]) -> onnx.TensorProto:
-    return numpy_helper.from_array(np.array(values, dtype=np.int64), name)
+def parsed(graph: str, *, opset: int = 18, **weights: ArrayLike) -> onnx.ModelProto:
+    """Parse a graph in ONNX's textual syntax, and store arrays in it by their names."""
+    model = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["": {opset}]> {graph}')
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(weights[name]), name) for name in weights)
+    return model
+
+
+CLASSIFIER = "tiny (int64[batch, seq] input_ids, int64[batch, seq] attention_mask) => (float[batch, classes] logits)"
+"""Name, inputs and outputs of a classifier's graph."""
 
 
 def classifier_graph(vocabulary: int = VOCABULARY, width: int = WIDTH) -> onnx.ModelProto:
     """Table lookup, a positional table cut to the sequence (which fails when too long), mean, MatMul."""
     rng = np.random.default_rng(0)
-
-    def weights(name: str, *shape: int) -> onnx.TensorProto:
-        return numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
-
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["tokens"]),
-        helper.make_node("Shape", ["input_ids"], ["shape"]),
-        helper.make_node("Slice", ["shape", "one", "two"], ["seq_length"]),
-        helper.make_node("Slice", ["positions", "zero", "seq_length", "one"], ["cut_positions"]),
-        helper.make_node("Add", ["tokens", "cut_positions"], ["placed"]),
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["mask", "minus_one"], ["mask_column"]),
-        helper.make_node("Mul", ["placed", "mask_column"], ["masked"]),
-        helper.make_node("ReduceMean", ["masked", "one"], ["pooled"], keepdims=0),
-        helper.make_node("MatMul", ["pooled", "head"], ["logits"]),
-    ]
-    initializers = [
-        weights("table", vocabulary, width),
-        weights("positions", 1, POSITIONS, width),
-        weights("head", width, CLASSES),
-        _constant("zero", [0]),
-        _constant("one", [1]),
-        _constant("two", [2]),
-        _constant("minus_one", [-1]),
-    ]
-    return _model(nodes, initializers)
+    shapes = {"table": (vocabulary, width), "positions": (1, POSITIONS, width), "head": (width, CLASSES)}
+    weights = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = """{
+        tokens = Gather (table, input_ids)
+        shape = Shape (input_ids)
+        seq_length = Slice (shape, one, two)
+        cut_positions = Slice (positions, zero, seq_length, one)
+        placed = Add (tokens, cut_positions)
+        mask = Cast <to = 1> (attention_mask)
+        mask_column = Unsqueeze (mask, minus_one)
+        masked = Mul (placed, mask_column)
+        pooled = ReduceMean <keepdims = 0> (masked, one)
+        logits = MatMul (pooled, head)
+    }"""
+    return parsed(CLASSIFIER + nodes, **weights, zero=[0], one=[1], two=[2], minus_one=[-1])
 
 
 def greedy_graph() -> onnx.ModelProto:
-    """Opens like any other graph, but its first run asks for 4 TB."""
-    nodes = [
-        helper.make_node("ConstantOfShape", ["huge"], ["wall"]),
-        helper.make_node("ReduceMax", ["wall"], ["highest"], keepdims=0),
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("Cast", ["input_ids"], ["ids"], to=TensorProto.FLOAT),
-        helper.make_node("Mul", ["mask", "ids"], ["masked"]),
-        helper.make_node("Add", ["masked", "highest"], ["logits"]),
-    ]
-    # The size is computed from the input, or the optimiser would allocate it while the graph is opened.
-    size = [
-        helper.make_node("Shape", ["input_ids"], ["shape"]),
-        helper.make_node("Mul", ["shape", "million"], ["huge"]),
-    ]
-    return _model([*size, *nodes], [_constant("million", [1_000_000])])
+    """Opens like any other graph, but its first run asks for 4 TB.
 
-
-def _model(nodes: list[onnx.NodeProto], initializers: list[onnx.TensorProto]) -> onnx.ModelProto:
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "seq"])
-        for name in ("input_ids", "attention_mask")
-    ]
-    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "classes"])]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, initializers)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    The size is computed from the input, or the optimiser would allocate it while the graph is opened.
+    """
+    nodes = """{
+        shape = Shape (input_ids)
+        huge = Mul (shape, million)
+        wall = ConstantOfShape (huge)
+        highest = ReduceMax <keepdims = 0> (wall)
+        mask = Cast <to = 1> (attention_mask)
+        ids = Cast <to = 1> (input_ids)
+        masked = Mul (mask, ids)
+        logits = Add (masked, highest)
+    }"""
+    return parsed(CLASSIFIER + nodes, million=[1_000_000])
 
 
 def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
@@ -85,13 +73,8 @@ def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
     ids = rng.integers(2, VOCABULARY, size=(rows, seq))
     ids[:, 0] = 1
     mask = (np.arange(seq)[None, :] < np.arange(4, 4 + rows)[:, None]).astype(np.int64)
-    np.savez(
-        path,
-        input_ids=(ids * mask).astype(np.int64),
-        attention_mask=mask,
-        labels=np.zeros(rows, np.int64),
-        logits=np.zeros((rows, CLASSES), np.float32),
-    )
+    labels, logits = np.zeros(rows, np.int64), np.zeros((rows, CLASSES), np.float32)
+    np.savez(path, input_ids=(ids * mask).astype(np.int64), attention_mask=mask, labels=labels, logits=logits)
 
 
 def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManifest:

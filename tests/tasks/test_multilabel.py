@@ -31,14 +31,9 @@ TASK = get_task("multi-label-classification")
 
 def data_of(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelData:
     (folder / name).write_text(content, encoding="utf-8")
-    section = {
-        "parts": {"train": [{"kind": "file", "path": str(folder / name)}]},
-        "split": "stratified",
-        "labels": LABELS,
-        "label_separator": ",",
-        **changes,
-    }
-    return MultiLabelData.model_validate(section, strict=False)
+    source = {"kind": "file", "path": str(folder / name)}
+    section = {"parts": {"train": [source]}, "split": "stratified", "labels": LABELS, "label_separator": ","}
+    return MultiLabelData.model_validate({**section, **changes}, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +133,9 @@ def reviews(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a trained run."""
     folder = tmp_path_factory.mktemp("topics")
-    data = {
-        "parts": {"train": [{"kind": "file", "path": str(reviews(folder)), "label": "topics"}]},
-        "labels": [*LABELS],
-        "label_separator": ",",
-        "max_length": 16,
-    }
+    source = {"kind": "file", "path": str(reviews(folder)), "label": "topics"}
+    data = {"parts": {"train": [source]}, "labels": [*LABELS], "label_separator": ",", "max_length": 16}
     return train_tiny(folder, "multi-label-classification", data, epochs=14, select_by="f1")
 
 

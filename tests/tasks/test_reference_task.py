@@ -24,7 +24,7 @@ from edgeformer.models import load_recipe
 from edgeformer.run import Run, locate
 from edgeformer.tasks import Origin, get_task
 from edgeformer.training.train import TrainOptions, train
-from tests.fakes.install import HERE, installed
+from tests.fakes.install import installed
 from tests.tasks.tiny import train_tiny
 
 RATINGS = ("bad", "fair", "good", "great")
@@ -43,20 +43,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     things = ("soup", "room", "staff")
     lines = [f"{rating}\tthe {choose.choice(things)} was {rating} {n}" for n in range(60) for rating in RATINGS]
     (folder / "rated.tsv").write_text("label\ttext\n" + "\n".join(lines) + "\n", encoding="utf-8")
-    source = {"kind": "file", "path": str(folder / "rated.tsv")}
-    run = train_tiny(
-        folder, "ratings", {"parts": {"train": [source]}, "labels": [*RATINGS], "max_length": 16}, epochs=6
-    )
+    data = {"parts": {"train": [{"kind": "file", "path": str(folder / "rated.tsv")}]}, "labels": [*RATINGS]}
+    run = train_tiny(folder, "ratings", {**data, "max_length": 16}, epochs=6)
     edgeformer.open(run).export(int8=True)
     return run
 
 
-def test_the_package_is_one_file() -> None:
-    files = [path for path in (HERE / "reference_task").rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    assert [path.name for path in files if ".dist-info" not in path.parent.name] == ["edgeformer_ratings.py"]
-
-
-def test_training_export_and_prediction(trained: Path) -> None:
+def test_training_export_prediction_limits_and_comparisons(trained: Path) -> None:
     run, location = Run.open(trained), locate(str(trained), trained.parent)
     assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
     record = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
@@ -69,19 +62,6 @@ def test_training_export_and_prediction(trained: Path) -> None:
     rows = evaluate(location, EvaluateOptions(artifact="all")).rows
     assert all(row.distance < 0.1 for row in rows)
     assert {row.distance for row in read_evaluation(trained).rows} == {row.distance for row in rows}
-
-
-def test_a_linear_classifier_learns_it(trained: Path, tmp_path: Path) -> None:
-    source = trained.parents[1] / "rated.tsv"
-    data = f"parts: {{train: [{{kind: file, path: {source}}}]}}, labels: [{', '.join(RATINGS)}], split: stratified"
-    recipe = load_recipe("linear_sst2", ["task=ratings", f"data={{{data}, max_length: 16}}", "model.minimum_count=1"])
-    run = Run.open(train(recipe, TrainOptions(tmp_path, name="linear")))
-    assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
-    weights = load_file(run.folder / "model" / "model.safetensors")["weights"]
-    assert weights.shape[1] == len(RATINGS) - 1  # exactly one rating applies, so one column is the reference
-
-
-def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:
     bundle = locate(str(trained), trained.parent).open_bundle()
     check_options(ChoiceOptions(min_score=0.3), bundle.manifest)
     with pytest.raises(InputError, match="--min-score -1: is the highest accepted distance of a rating model"):
@@ -93,3 +73,13 @@ def test_limits_and_comparisons_use_its_metric(trained: Path) -> None:
         figures = task.row_figures(task.row_answers(session.run(batch), batch, bundle.data), rows, bundle.data)
     compared = compare_figures(task, check, figures, figures, "the test set")
     assert (compared.status, compared.change) == ("pass", 0.0)
+
+
+def test_a_linear_classifier_learns_it(trained: Path, tmp_path: Path) -> None:
+    source = trained.parents[1] / "rated.tsv"
+    data = f"parts: {{train: [{{kind: file, path: {source}}}]}}, labels: [{', '.join(RATINGS)}], split: stratified"
+    recipe = load_recipe("linear_sst2", ["task=ratings", f"data={{{data}, max_length: 16}}", "model.minimum_count=1"])
+    run = Run.open(train(recipe, TrainOptions(tmp_path, name="linear")))
+    assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
+    weights = load_file(run.folder / "model" / "model.safetensors")["weights"]
+    assert weights.shape[1] == len(RATINGS) - 1  # exactly one rating applies, so one column is the reference

@@ -122,10 +122,7 @@ def test_ranking_scores_equal_scikit_learn() -> None:
     ranks = [next((n for n in range(10) if row[n] > 0), None) for row in np.take_along_axis(
         relevance[used], np.argsort(-scores[used], axis=1), axis=1)]  # fmt: skip
     assert reciprocal.tolist() == pytest.approx([0 if rank is None else 1 / (rank + 1) for rank in ranks])
-
-
-def test_equal_scores_get_no_credit_for_the_order_of_the_file() -> None:
-    relevance = np.array([1.0, *[0.0] * 19])
+    relevance = np.array([1.0, *[0.0] * 19])  # equal scores get no credit for the order of the file
     ndcg, reciprocal = ranking_scores(np.zeros(20), relevance, np.zeros(20, dtype=np.int64))
     assert (ndcg.tolist(), reciprocal.tolist()) == ([0], [0])
 
@@ -182,7 +179,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(folder, "regression", data, epochs=10, select_by="spearman")
 
 
-def test_a_trained_model_is_scored_as_a_ranking(trained: Path) -> None:
+def test_a_trained_model_is_scored_as_a_ranking_and_ranks_documents(trained: Path, tmp_path: Path) -> None:
     run = Run.open(trained)
     validation: Any = run.manifest.validation
     assert validation.n == 40 and validation.queries <= 8 and validation.spearman > 0.6 and validation.ndcg > 0.8
@@ -198,6 +195,19 @@ def test_a_trained_model_is_scored_as_a_ranking(trained: Path) -> None:
     assert row["ndcg"] == pytest.approx(run.manifest.test.ndcg, abs=1e-6) and row["mrr"] > 0.5  # type: ignore[union-attr]
     table = command("evaluate", str(trained), "--artifact", "torch", cwd=trained)
     assert "nDCG@10" in table.out and "accuracy" not in table.out
+    (tmp_path / "documents.csv").write_text(
+        "id,text\n7,waiter loud cheap 3\n8,pizza soup cheap 3\n9,pizza loud waiter 3\n", encoding="utf-8"
+    )
+    options = ("--file", "documents.csv", "--top", "2", "--json")
+    result = command("predict", str(trained), "--query", "pizza soup 3", *options, cwd=tmp_path)
+    assert result.code == 0, result.err
+    documents = json.loads(result.out)["rankings"][0]["documents"]
+    assert [(document["row"], document["values"]["id"]) for document in documents] == [(2, "8"), (3, "9")]
+    assert documents[0]["score"] > documents[1]["score"]
+    alone = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", "--json", cwd=tmp_path)
+    assert json.loads(alone.out)["predictions"][0]["score"] == pytest.approx(documents[0]["score"], abs=1e-5)
+    shown = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", cwd=tmp_path)
+    assert "score" in shown.out and "probability" not in shown.out
 
 
 def test_an_imported_model_with_one_output_is_trained_further(tmp_path: Path) -> None:
@@ -222,22 +232,6 @@ def test_an_imported_model_with_one_output_is_trained_further(tmp_path: Path) ->
     before = json.loads(command("evaluate", str(imported), "--artifact", "torch", "--json", cwd=tmp_path).out)
     loss = next(row["loss"] for row in before["rows"] if row["split"] == "test" and row["exit"] is None)
     assert losses[0] == pytest.approx(loss, rel=1e-4) and losses[1] < losses[0] / 2
-
-
-def test_a_trained_model_ranks_documents(trained: Path, tmp_path: Path) -> None:
-    (tmp_path / "documents.csv").write_text(
-        "id,text\n7,waiter loud cheap 3\n8,pizza soup cheap 3\n9,pizza loud waiter 3\n", encoding="utf-8"
-    )
-    options = ("--file", "documents.csv", "--top", "2", "--json")
-    result = command("predict", str(trained), "--query", "pizza soup 3", *options, cwd=tmp_path)
-    assert result.code == 0, result.err
-    documents = json.loads(result.out)["rankings"][0]["documents"]
-    assert [(document["row"], document["values"]["id"]) for document in documents] == [(2, "8"), (3, "9")]
-    assert documents[0]["score"] > documents[1]["score"]
-    alone = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", "--json", cwd=tmp_path)
-    assert json.loads(alone.out)["predictions"][0]["score"] == pytest.approx(documents[0]["score"], abs=1e-5)
-    shown = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", cwd=tmp_path)
-    assert "score" in shown.out and "probability" not in shown.out
 
 
 @pytest.mark.slow

@@ -48,13 +48,10 @@ def test_too_large_a_drop_is_rarely_accepted(right_share: float) -> None:
     assert drop_p_value(4, 0, ROWS, DROP) > LEVEL, "outcomes outside ACCEPTED are not accepted"
 
 
-def test_the_test_has_power() -> None:
+def test_power_and_number_of_rows_needed() -> None:
     assert sum(outcome_probability(counts, ROWS, (0.03, 0.03)) for counts in ACCEPTED) > 0.75
     assert sum(outcome_probability(counts, ROWS, (DROP + 0.01, 0.01)) for counts in ACCEPTED) > LEVEL / 10
-
-
-def test_number_of_rows_needed() -> None:
-    """More than ln δ / ln(1 − ε) of the binomial, which assumes that no row is newly right."""
+    # More rows than ln δ / ln(1 − ε) of the binomial, which assumes that no row is newly right.
     needed = rows_needed(0.05, 0.05)
     assert 59 < needed < 110
     assert drop_p_value(0, 0, needed, 0.05) <= 0.05 < drop_p_value(0, 0, needed - 2, 0.05)

@@ -61,12 +61,16 @@ def test_each_precision_has_a_tolerance(precision: str, tolerance: float) -> Non
     assert (failure(outlier, output, precision) is None) is (precision != "fp32"), "an outlier matters in FP32 only"
 
 
-def test_the_worst_output_counts() -> None:
+def test_the_worst_output_counts_and_classes_agree() -> None:
     outputs, reference = {"a": REFERENCE, "b": REFERENCE * 1.5}, {"a": REFERENCE, "b": REFERENCE}
     parity = parity_of(outputs, reference, "int8")
     assert parity.output == "b" and "output 'b'" in str(out_of_tolerance(parity))
     score = TASK.golden_score(0, outputs, reference)
     assert score.loss == pytest.approx(0.5 * np.sqrt(np.square(REFERENCE).mean()) / REFERENCE.std())
+    share = np.array([[[0.9, 0.1]], [[0.2, 0.8]]], np.float32)
+    assert agreement({"y": share[:, :, ::-1]}, {"y": share}) == 0
+    assert agreement({"y": REFERENCE}, {"y": REFERENCE}) is None
+    assert agreement({"class_logits": REFERENCE}, {"class_logits": REFERENCE}) == 1
 
 
 def test_infinite_numbers_must_be_those_of_the_reference() -> None:
@@ -76,13 +80,6 @@ def test_infinite_numbers_must_be_those_of_the_reference() -> None:
     assert "output 'y' is not finite" in str(failure(masked, REFERENCE, "fp16"))
     with pytest.raises(GoldenError, match="output 'y' is not finite"):
         TASK.golden_score(0, {"y": masked}, {"y": REFERENCE})
-
-
-def test_agreement_of_outputs_with_classes() -> None:
-    share = np.array([[[0.9, 0.1]], [[0.2, 0.8]]], np.float32)
-    assert agreement({"y": share[:, :, ::-1]}, {"y": share}) == 0
-    assert agreement({"y": REFERENCE}, {"y": REFERENCE}) is None
-    assert agreement({"class_logits": REFERENCE}, {"class_logits": REFERENCE}) == 1
 
 
 def test_calls_and_shapes_fit_the_graph() -> None:
@@ -100,10 +97,12 @@ def test_calls_and_shapes_fit_the_graph() -> None:
     assert TASK.fit_shape(fixed, 16, 128) == (4, 1) and "all sizes are fixed" in TASK.shape_notes(fixed)[0]
 
 
-def test_other_outputs_than_those_of_golden_npz_are_refused() -> None:
+def test_other_outputs_than_those_of_golden_npz_and_training_are_refused() -> None:
     for name, size, message in (("z", 4, "no output 'y'"), ("y", 5, r"the shape \[5\]")):
         with pytest.raises(GoldenError, match=message):
             parity_of({name: np.ones((2, size))}, {"y": np.ones((2, 4), np.float32)}, "fp32")
+    with pytest.raises(InputError, match="has no texts and labels to score"):
+        TASK.rows.prepare(None, Path(), None)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +117,3 @@ def test_other_outputs_than_those_of_golden_npz_are_refused() -> None:
 def test_damaged_golden_calls_are_refused(arrays: Any, message: str) -> None:
     with pytest.raises(GoldenError, match=message):
         Golden(Path("golden.npz"), arrays)
-
-
-def test_training_is_refused() -> None:
-    with pytest.raises(InputError, match="has no texts and labels to score"):
-        TASK.rows.prepare(None, Path(), None)

@@ -32,9 +32,7 @@ RECIPE = {
     "name": "letters",
     "task": "token-classification",
     "data": {
-        "parts": {"train": [{"kind": "file", "path": "letters.jsonl"}]},
-        "split": "stratified",
-        "labels": [*LABELS],
+        "parts": {"train": [{"kind": "file", "path": "letters.jsonl"}]}, "split": "stratified", "labels": [*LABELS],
         "max_length": 24,
     },
     "tokenizer": {"kind": "trained", "algorithm": "wordpiece-cased"},
@@ -113,7 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(trained.folder)
 
 
-def test_the_score_survives_fp16_and_int8(run: Path) -> None:
+def test_the_score_survives_fp16_int8_and_trimming(run: Path) -> None:
     """Span F1 stays that of FP32, within three of the spans of 138 texts."""
     bundle = Bundle.open(run / "bundle")
     scored = evaluate(locate(str(run), run.parent), EvaluateOptions(artifact="all")).rows
@@ -128,6 +126,8 @@ def test_the_score_survives_fp16_and_int8(run: Path) -> None:
     assert json.loads((run / "bundle" / "config.json").read_text())["id2label"]["1"] == "B-ADDRESS"
     report = json.loads(command("verify", str(run), "--json", cwd=run).out)
     assert {check["status"] for check in report["artifacts"]} == {"verified"}
+    trimmed = bundle.artifact("onnx-int8-trim")
+    assert trimmed.status == "built" and trimmed.validation is not None and trimmed.vocabulary is not None
 
 
 def test_spans_of_long_texts(run: Path) -> None:
@@ -152,7 +152,7 @@ def test_spans_of_long_texts(run: Path) -> None:
     assert same / total > 0.7  # a sentence is read with others around it
 
 
-def test_predictions_of_files(run: Path, tmp_path: Path) -> None:
+def test_files_are_answered_and_scored(run: Path, tmp_path: Path) -> None:
     texts = [str(text) for text in sentences(30, seed=5)]
     rows = [{"text": text, "number": number} for number, text in enumerate([*texts, ""])]
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -166,12 +166,10 @@ def test_predictions_of_files(run: Path, tmp_path: Path) -> None:
     assert [row["spans"] for row in table[:-1]] == [row["spans"] for row in expected] and table[-1]["spans"] is None
     result = command("predict", str(run), texts[0], "", cwd=tmp_path)
     assert result.code == 3 and "characters" in result.out and "the text is empty" in result.out
-
-
-def test_a_labelled_file_is_scored(run: Path, tmp_path: Path) -> None:
-    write_jsonl(tmp_path / "other.jsonl", texts := sentences(40, seed=8))
-    rows = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", data=tmp_path / "other.jsonl")).rows
-    assert rows[0].n == sum(len(text.spans) for text in texts) and rows[0].split == "other.jsonl"
+    write_jsonl(tmp_path / "other.jsonl", labelled := sentences(40, seed=8))
+    options = EvaluateOptions("onnx-fp32", data=tmp_path / "other.jsonl")
+    (scored, *_) = evaluate(locate(str(run), run.parent), options).rows
+    assert scored.n == sum(len(text.spans) for text in labelled) and scored.split == "other.jsonl"
     columns = [f"{word} O" for word in ["Der", "Termin", "ist", "am", "Montag"]]
     (tmp_path / "other.conll").write_text("\n".join([*columns, "Ada B-PERSON", "", "Bob B-PERSON"]), encoding="utf-8")
     result = command("evaluate", str(run), "--artifact", "onnx-fp32", "--data", "other.conll", cwd=tmp_path)
@@ -208,15 +206,9 @@ def test_every_exit_answers_for_tokens(run: Path) -> None:
     assert [row.exit for row in rows] == [None, 1]
 
 
-def test_the_vocabulary_can_be_trimmed(run: Path) -> None:
-    trimmed = Bundle.open(run / "bundle").artifact("onnx-int8-trim")
-    assert trimmed.status == "built" and trimmed.validation is not None and trimmed.vocabulary is not None
-
-
 def test_a_recipe_names_what_does_not_fit(tmp_path: Path) -> None:
     recipe = {**RECIPE, "model": {**RECIPE["model"], "kind": "crt"}}  # type: ignore[dict-item]
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    with pytest.raises(
-        RecipeError, match=r"model\.kind must be one of 'encoder', 'pretrained' for token-classification"
-    ):
+    message = r"model\.kind must be one of 'encoder', 'pretrained' for token-classification"
+    with pytest.raises(RecipeError, match=message):
         load_recipe(str(tmp_path / "a.yaml"))

@@ -22,15 +22,9 @@ COUNTED = ("replace", "rename", "fsync", "link", "unlink", "rmdir", "mkdir")
 """What changes names on the disk, and what makes sure that it did."""
 
 TINY = [
-    *SMALL,
-    "name=tiny",
-    "data.parts.train.0.rows=400",
-    "training.batch_size=80",
-    "training.epochs=2",
-    "training.log_every=2",
-    "model.hidden_size=16",
-    "model.ffn_size=32",
-]
+    *SMALL, "name=tiny", "data.parts.train.0.rows=400", "training.batch_size=80", "training.epochs=2",
+    "training.log_every=2", "model.hidden_size=16", "model.ffn_size=32",
+]  # fmt: skip
 """Four steps of 80 rows in each of two epochs."""
 OFTEN = ["training.checkpoint_minutes=1e-9"]
 """A checkpoint after every step."""

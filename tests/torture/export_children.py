@@ -14,6 +14,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
 from tests.torture.children import watch_changes
 
+Kill = tuple[int | str, str]
 _CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1"
 """A tiny classifier of 7,618 parameters, with eleven artifacts in its bundle."""
@@ -25,11 +26,7 @@ def copied_run(folder: Path) -> Path:
 
 
 def export_in_child(
-    run: Path,
-    *options: str,
-    kill: tuple[int | str, str] | None = None,
-    log: Path | None = None,
-    signalled: int | None = None,
+    run: Path, *options: str, kill: Kill | None = None, log: Path | None = None, signalled: int | None = None
 ) -> int:
     """Run ``edgeformer export`` in a process of its own; its exit status, negative for the signal that ended it.
 
@@ -50,12 +47,7 @@ def export_in_child(
 
 
 def _export(
-    run: Path,
-    options: tuple[str, ...],
-    kill: tuple[int | str, str] | None,
-    log: Path,
-    signalled: int,
-    environment: dict[str, str],
+    run: Path, options: tuple[str, ...], kill: Kill | None, log: Path, signalled: int, environment: dict[str, str]
 ) -> None:
     os.environ.update(environment)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

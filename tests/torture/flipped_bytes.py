@@ -33,13 +33,8 @@ def classifier(folder: Path) -> Path:
     (bundle / "engines").mkdir()
     shutil.copy(bundle / "onnx" / "model.onnx", bundle / ENGINE)
     opened = Bundle.open(bundle)
-    text = {
-        "id": "onnx-reference-fp32",
-        "format": "onnx-reference",
-        "file": ENGINE,
-        "sha256": sha256_of(bundle / ENGINE),
-    }
-    engine = opened.artifact("onnx-fp32").model_copy(update=text)
+    update = {"id": "onnx-reference-fp32", "format": "onnx-reference", "file": ENGINE}
+    engine = opened.artifact("onnx-fp32").model_copy(update={**update, "sha256": sha256_of(bundle / ENGINE)})
     manifest = opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)})
     seal(bundle, manifest)
     return bundle

@@ -38,7 +38,6 @@ class RunsCode:
 
 
 def imported(folder: Path, content: Callable[[Path], object]) -> tuple[str, ...]:
-    """A checkpoint to import."""
     content(folder / "hostile.pt")
     tokenizer = str(BUNDLE / "tokenizer.json")
     return ("import", "crt", "hostile.pt", "--tokenizer", tokenizer)
@@ -86,8 +85,6 @@ def outside(folder: Path) -> tuple[str, ...]:
 
 
 def written(text: str) -> CASE:
-    """A recipe with that text."""
-
     def case(folder: Path) -> tuple[str, ...]:
         (folder / "recipe.yaml").write_text(text, encoding="utf-8")
         return ("train", "recipe.yaml")

@@ -17,8 +17,6 @@ from edgeformer.run import read_run
 
 
 class Messages(Progress):
-    """Collects messages."""
-
     def __init__(self) -> None:
         self.lines: list[str] = []
 
@@ -26,7 +24,6 @@ class Messages(Progress):
         self.lines.append(text)
 
     def containing(self, text: str) -> list[str]:
-        """Return the messages that contain ``text``."""
         return [line for line in self.lines if text in line]
 
 

@@ -129,21 +129,16 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     content = (teacher / "model/tokenizer.json").read_text(encoding="utf-8")
     other_tokenizer.write_text(content.replace("[CLS]", "[BOS]"), encoding="utf-8")
     encoder = "kind: encoder, vocab_size: 150, hidden_size: 16, layers: 1, iterations: 1, heads: 2, ffn_size: 16"
+    states = "training.distillation.states=1.0"
     for changes, message in (
         (["data.labels=[no, yes]"], "its labels differ from those of this recipe"),
-        (
-            [f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }", "training.distillation.states=1.0"],
-            "tokenizes differently",
-        ),
-        (
-            [f"model={{{encoder}, residual_scale: 0}}", "training.distillation.states=1.0"],
-            r"only the states of pretrained encoders can be compared",
-        ),
+        ([f"tokenizer={ {'kind': 'file', 'path': str(other_tokenizer)} }", states], "tokenizes differently"),
+        ([f"model={{{encoder}, residual_scale: 0}}", states], "only the states of pretrained encoders can be compared"),
     ):
         with pytest.raises(RecipeError, match=message):
             Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", SILENT)
     wide = {**ARCHITECTURE, "hidden_size": 32}
-    recipe = student_recipe(source, teacher, "training.distillation.states=1.0", architecture=wide)
+    recipe = student_recipe(source, teacher, states, architecture=wide)
     with pytest.raises(RecipeError, match="its 4 states of width 16 do not match 4 of width 32"):
         model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
     shutil.copytree(teacher, tmp_path / "half")

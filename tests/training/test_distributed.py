@@ -100,7 +100,6 @@ def with_log(task: Task, *changes: str) -> Task:
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Both tasks, trained by one process."""
     artifacts = tmp_path_factory.mktemp("single")
     return {
         task[0]: train(load_recipe(*with_log(task)), TrainOptions(artifacts, task[0], max_steps=STEPS))

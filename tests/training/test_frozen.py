@@ -54,22 +54,17 @@ def test_fit_equals_scikit_learn(kind: str) -> None:
     generator = np.random.default_rng(1)
     features = generator.normal(size=(300, 8)).astype(np.float32)
     scores = features @ generator.normal(size=(8, 3)) + generator.normal(size=(300, 3))
-    labels = (
-        (scores > 0).astype(np.int64) if kind == "several labels" else scores[:, : 3 - (kind[:3] == "two")].argmax(1)
-    )
     model = linear_model.LogisticRegression(C=3.0, tol=1e-8, max_iter=1000)
+    classes = 2 if kind == "two classes" else 3
     if kind == "several labels":
-        expected = np.stack(
-            [model.fit(features, labels[:, number]).decision_function(features) for number in range(3)], 1
-        )
-        actual_classes = 3
-    else:
-        expected, actual_classes = model.fit(features, labels).decision_function(features), 3 - (kind[:3] == "two")
-    # Rows without a label change nothing.
-    if labels.ndim == 1:
+        labels = (scores > 0).astype(np.int64)
+        expected = np.stack([model.fit(features, column).decision_function(features) for column in labels.T], 1)
+    else:  # rows without a label change nothing
+        labels = scores[:, :classes].argmax(1)
+        expected = model.fit(features, labels).decision_function(features)
         features = np.concatenate([features, 5 * np.ones((4, 8), np.float32)])
         labels = np.concatenate([labels, np.full(4, IGNORED)])
-    weights = fit_logistic(features, labels, actual_classes, 3.0).numpy()
+    weights = fit_logistic(features, labels, classes, 3.0).numpy()
     logits = features[:300] @ weights[:, :-1].T + weights[:, -1]
     if kind == "two classes":
         logits = logits[:, 1] - logits[:, 0]

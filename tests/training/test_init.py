@@ -180,11 +180,8 @@ def test_the_better_family_is_drafted(folder: Path) -> None:
     assert {best.family, other.family} == {"linear", "encoder"} and best.score >= other.score
     assert best.family == "linear" and best.score == 1.0 and best.validation_rows == 20 and best.rows == 160
     recipe: Any = load_recipe("own.yaml")
-    assert recipe.model.kind == "linear" and sorted(path.name for path in folder.iterdir()) == [
-        "data",
-        "own.csv",
-        "own.yaml",
-    ]
+    assert recipe.model.kind == "linear"
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "own.csv", "own.yaml"]
 
 
 def test_a_test_file_is_a_part_of_its_own(folder: Path) -> None:

@@ -41,7 +41,6 @@ def scheduled(
 
 
 def rates(schedule: Schedule, steps: int) -> list[float]:
-    """Return the rate of each step."""
     optimizer, scheduler = scheduled(schedule, steps)
     rates = []
     for _ in range(steps):
@@ -52,14 +51,12 @@ def rates(schedule: Schedule, steps: int) -> list[float]:
 
 
 class TestSchedules:
-    def test_cosine(self) -> None:
+    def test_cosine_and_linear(self) -> None:
         values = rates(CosineSchedule(kind="cosine", warmup=0.1, final=0.2), 100)
         assert (values[0], values[4]) == pytest.approx((1 / 11, 5 / 11))
         assert max(values) == values[10] == pytest.approx(1.0)
         assert values[55] == pytest.approx(0.2 + 0.8 * 0.5)
         assert values[-1] == pytest.approx(0.2, abs=2e-3)
-
-    def test_linear(self) -> None:
         values = rates(LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
         assert values == pytest.approx([1 / 3, 2 / 3, *(0.1 + 0.9 * (1 - step / 8) for step in range(8))])
 

@@ -39,7 +39,7 @@ SMALL_RECIPE = load_recipe(
 )
 
 
-def test_recipe_that_fits() -> None:
+def test_recipe_that_fits_and_larger_batches() -> None:
     recipe = load_recipe("recurrent_sst2")
     result = plan(recipe, RTX)
     assert result.parameters == count_offline(recipe) == 10_972_162
@@ -47,6 +47,12 @@ def test_recipe_that_fits() -> None:
     assert result.budget_bytes == parse_bytes("5.4 GiB") - CONTEXT
     assert (result.status, result.fits, result.precision, result.suggestions) == ("pass", True, "fp32", ())
     assert result.peak_bytes == sum(result.breakdown.model_dump().values()) < result.budget_bytes
+    small = ["model.layers=1", "model.iterations=1", "data.parts.train.0.rows=60"]
+    recipe = load_recipe("quickstart", [*small, "training.batch_size=32", "training.accumulation=4"])
+    larger, _ = batches = plan(recipe, RTX).larger_batches
+    assert larger.set == ("training.batch_size=64", "training.accumulation=2") and all(each.fits for each in batches)
+    assert larger.peak_bytes == plan(load_recipe("quickstart", [*small, *larger.set]), RTX).peak_bytes
+    assert plan(recipe, with_budget(larger.peak_bytes - 1)).larger_batches == ()
 
 
 def test_recipe_that_does_not_fit() -> None:
@@ -185,12 +191,3 @@ def test_every_change_is_suggested_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     }
     suggestions += suggested(language_recipe(), 50, monkeypatch)  # nothing makes it fit
     assert not any(suggestion.fits for suggestion in suggestions)
-
-
-def test_larger_batches() -> None:
-    small = ["model.layers=1", "model.iterations=1", "data.parts.train.0.rows=60"]
-    recipe = load_recipe("quickstart", [*small, "training.batch_size=32", "training.accumulation=4"])
-    larger, _ = batches = plan(recipe, RTX).larger_batches
-    assert larger.set == ("training.batch_size=64", "training.accumulation=2") and all(each.fits for each in batches)
-    assert larger.peak_bytes == plan(load_recipe("quickstart", [*small, *larger.set]), RTX).peak_bytes
-    assert plan(recipe, with_budget(larger.peak_bytes - 1)).larger_batches == ()

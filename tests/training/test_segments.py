@@ -199,14 +199,10 @@ def test_padding_stays_where_it_is_needed(recipe: str, changes: list[str], reaso
     assert (use.used, use.unpadded) == (SDPA, False) and reason in str(use.reason)
 
 
-def test_future_tokens_and_batch_statistics_exclude_it() -> None:
+def test_future_tokens_and_batch_statistics_exclude_it_and_fingerprints_ignore_it() -> None:
     for change in ({"causal": False}, {"norm": "batch"}):
         with pytest.raises(ValueError, match="attention must be sdpa with norm: batch or causal: false"):
             small_config(attention="auto", **change)
-
-
-def test_the_fingerprint_ignores_the_kernel() -> None:
-    """A run of an earlier version, whose recipe says ``sdpa``, stays the same run."""
     for name in ("quickstart", "crt_mini", "looped_mini"):
         prints = {load_recipe(name, [f"model.attention={value}"]).fingerprint() for value in ("auto", "sdpa", "flash")}
         assert len({*prints, load_recipe(name).fingerprint()}) == 1

@@ -151,19 +151,14 @@ def test_cuda_does_not_store_attention_weights(length: int) -> None:
     assert on_host.activations - on_card.activations > 2 * layers * weights
 
 
-def test_share_of_a_process() -> None:
+def test_share_of_a_process_and_peak_of_shards() -> None:
     recipe = load_recipe("crt_mini", ["training.batch_size=8", "training.accumulation=3"])
     for processes, expected in ((1, (8, 3)), (2, (8, 2)), (4, (6, 1)), (25, (1, 1))):
         share = recipe.training.share(processes)
         assert (share.batch_size, share.accumulation) == expected
-
-
-def test_peak_of_shards() -> None:
-    recipe = language_recipe()
-    single, shards = (
-        predict_peak(recipe, device_kind="cpu", precision="fp32", processes=processes, sharded=processes > 1)
-        for processes in (1, 4)
-    )
+    options: dict[str, Any] = {"device_kind": "cpu", "precision": "fp32"}
+    single = predict_peak(language_recipe(), **options)
+    shards = predict_peak(language_recipe(), **options, processes=4, sharded=True)
     assert shards.weights == single.weights * 5 // 4, "a shard, and all weights during a step"
     assert shards.optimizer == single.optimizer // 4
 

@@ -71,7 +71,6 @@ class Tab:
         return reply["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 120.0) -> None:
-        """Wait until an expression is true."""
         deadline = time.monotonic() + seconds
         while not self.run(f"Boolean({expression})"):
             if time.monotonic() > deadline:

@@ -40,20 +40,22 @@ SMALL_LINEAR = [
 SHORT = "?min_s=0.05&min_calls=30&warmup_max_s=0.5"
 
 
-def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]:
-    """Type a text, press the button, and return the answer."""
+def submit(tab: Tab, ready: str, **values: object) -> None:
+    """Fill in the form for a text, press the button, and wait for the answer."""
     tab.run(
         f"""(() => {{
-          const form = document.querySelector("#try form");
-          [form.artifact.value, form.text.value] = [{json.dumps(artifact)}, {json.dumps(text)}];
-          form.pair.value = {json.dumps(pair)};
-          document.getElementById("answer").replaceChildren();
+          const [form, answer] = [document.querySelector("#try form"), document.getElementById("answer")];
+          for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;
+          answer.replaceChildren();
+          delete answer.dataset.state;
           form.requestSubmit();
         }})()"""
     )
-    tab.wait(
-        "document.querySelector('#answer dl, #answer .caution') && !document.querySelector('#try button').disabled"
-    )
+    tab.wait(f"({ready}) && !document.querySelector('#try button').disabled")
+
+
+def answer(tab: Tab, artifact: str, text: str, pair: str = "") -> dict[str, Any]:
+    submit(tab, "document.querySelector('#answer dl, #answer .caution')", artifact=artifact, text=text, pair=pair)
     displayed: dict[str, Any] = tab.run(
         """(() => {
           const place = document.getElementById("answer");
@@ -87,7 +89,7 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
     return Report.model_validate_json(content, strict=False)
 
 
-def test_page_answers_as_predict_does(site: Path, tab: Tab) -> None:
+def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab: Tab) -> None:
     texts = [*SENTENCES, TOO_LONG]
     full_length = len(Bundle.open(CLASSIFIER).reader().tokenizer.encode(TOO_LONG).ids)
     with served(site) as address:
@@ -106,10 +108,6 @@ def test_page_answers_as_predict_does(site: Path, tab: Tab) -> None:
             message = displayed["message"]
             assert f"read 48 of {full_length} tokens" in message and "did not count" in message
     assert tab.complaints == []
-
-
-def test_other_artifacts_answer_as_predict_does_and_nothing_else_is_requested(site: Path, tab: Tab) -> None:
-    """Exits, a trimmed vocabulary with its own tokenizer, FP16."""
     text = SENTENCES[0]
     with served(site) as address:
         tab.open(address)
@@ -153,15 +151,7 @@ def test_spans_are_marked_as_predict_finds_them(libraries: Path, tab: Tab, tmp_p
     with served(tmp_path / "site") as address:
         tab.open(address)
         for text, prediction in zip(texts, expected, strict=True):
-            tab.run(
-                f"""(() => {{
-                  const form = document.querySelector("#try form");
-                  [form.artifact.value, form.text.value] = ["onnx-fp32", {json.dumps(text)}];
-                  document.getElementById("answer").replaceChildren();
-                  form.requestSubmit();
-                }})()"""
-            )
-            tab.wait("document.querySelector('#answer .spans') && !document.querySelector('#try button').disabled")
+            submit(tab, "document.querySelector('#answer .spans')", artifact="onnx-fp32", text=text)
             marks = tab.run(
                 """[...document.querySelectorAll("#answer mark")].map(({ dataset, firstChild }) =>
                   [Number(dataset.start), Number(dataset.end), dataset.label, firstChild.textContent])"""
@@ -240,7 +230,7 @@ def test_measured_report_is_accepted_by_profile_and_compare(
     assert compared["a"]["measured_on"] == f"a <b>phone</b>, in {report.host['browser']}"
 
 
-def test_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> None:
+def test_isolated_page_has_threads_and_an_insecure_page_works(site: Path, tab: Tab) -> None:
     with served(site, ISOLATED) as address:
         tab.open(address + SHORT)
         cores = tab.run("navigator.hardwareConcurrency")
@@ -248,9 +238,6 @@ def test_isolated_page_has_threads_and_a_finer_clock(site: Path, tab: Tab) -> No
     assert report.host["cross_origin_isolated"] is True
     assert report.rows[-1].threads == min(2, cores) and report.rows[-1].latency_ms.status == "measured"
     assert report.rows[-1].conditions.model_dump()["clock_step_ms"] < 0.05
-
-
-def test_insecure_page_works_and_names_what_is_missing(site: Path, tab: Tab) -> None:
     with served(site) as address:
         tab.open(address.replace("127.0.0.1", ELSEWHERE) + SHORT)
         assert tab.run("isSecureContext") is False
@@ -259,10 +246,17 @@ def test_insecure_page_works_and_names_what_is_missing(site: Path, tab: Tab) -> 
     assert tab.complaints == []
 
 
-def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def language_site(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Page of a language model. Read it only."""
+    folder = tmp_path_factory.mktemp("language") / "site"
+    publish(Bundle.open(LANGUAGE), folder, PageOptions(libraries, providers=("wasm",)))
+    return folder
+
+
+def test_language_model_is_measured(language_site: Path, tab: Tab) -> None:
     """It has external weights and takes no mask."""
-    publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
-    with served(tmp_path / "site") as address:
+    with served(language_site) as address:
         tab.open(address + SHORT)
         report = measure(tab, ["onnx-int8-exit2"], "16")
     assert {row.latency_ms.status for row in report.rows} == {"measured"}
@@ -270,17 +264,9 @@ def test_language_model_is_measured(libraries: Path, tab: Tab, tmp_path: Path) -
 
 
 def written(tab: Tab, artifact: str, text: str, tokens: int, temperature: float = 0) -> dict[str, str]:
-    """Type a text, press the button, and return what was written, and the line below it."""
-    values = {"artifact": artifact, "text": text, "tokens": tokens, "temperature": temperature}
-    tab.run(
-        f"""(() => {{
-          const form = document.querySelector("#try form");
-          for (const [name, value] of Object.entries({json.dumps(values)})) form.elements[name].value = value;
-          delete document.getElementById("answer").dataset.state;
-          form.requestSubmit();
-        }})()"""
-    )
-    tab.wait("document.getElementById('answer').dataset.state === 'done' || document.querySelector('#answer .caution')")
+    """Return what was written, and the line below it."""
+    done = "document.getElementById('answer').dataset.state === 'done' || document.querySelector('#answer .caution')"
+    submit(tab, done, artifact=artifact, text=text, tokens=tokens, temperature=temperature)
     answer: dict[str, str] = tab.run(
         """(() => {
           const [line, note] = document.getElementById("answer").children;
@@ -290,14 +276,11 @@ def written(tab: Tab, artifact: str, text: str, tokens: int, temperature: float 
     return answer
 
 
-def test_language_model_writes_as_generate_does(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+def test_language_model_writes_as_generate_does(language_site: Path, tab: Tab) -> None:
     """Caches of attention and convolutions, in every precision; greedily the same text, and it can be stopped."""
-    bundle = Bundle.open(LANGUAGE)
-    manifest = publish(bundle, tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
-    writers = [artifact.id for artifact in manifest.artifacts if artifact.role == "decode"]
-    assert writers == ["onnx-fp32-decode", "onnx-int8-decode", "onnx-fp16-decode"]
+    writers = ["onnx-fp32-decode", "onnx-int8-decode", "onnx-fp16-decode"]
     location, greedy = locate(str(LANGUAGE), LANGUAGE), Sampling(temperature=0)
-    with served(tmp_path / "site") as address:
+    with served(language_site) as address:
         tab.open(address)
         options = tab.run("[...document.querySelector('#try form').artifact.options].map(({ value }) => value)")
         assert options == writers and "decode" not in tab.run("document.getElementById('artifacts').textContent")
@@ -313,10 +296,9 @@ def test_language_model_writes_as_generate_does(libraries: Path, tab: Tab, tmp_p
     assert tab.complaints == []
 
 
-def test_writing_can_be_stopped(libraries: Path, tab: Tab, tmp_path: Path) -> None:
+def test_writing_can_be_stopped(language_site: Path, tab: Tab) -> None:
     """The second press of the button arrives while the model is opened, so the text ends after its first token."""
-    publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(libraries, providers=("wasm",)))
-    with served(tmp_path / "site") as address:
+    with served(language_site) as address:
         tab.open(address)
         for _ in range(2):
             tab.run("document.querySelector('#try form').requestSubmit()")

@@ -89,7 +89,7 @@ def test_every_file_has_its_checksum(fake_libraries: Path, tmp_path: Path) -> No
     assert "Cross-Origin-Embedder-Policy: require-corp" in (site / "_headers").read_text(encoding="utf-8")
 
 
-def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path: Path) -> None:
+def test_libraries_have_fixed_addresses_or_are_found_unpacked(tmp_path: Path, fake_libraries: Path) -> None:
     manifest = publish(Bundle.open(CLASSIFIER), tmp_path / "site", PageOptions())
     remote = [file for file in downloads(site_of(tmp_path / "site")) if "://" in file["url"]]
     assert len(remote) == 7 and not manifest.offline and not (tmp_path / "site" / "libraries").exists()
@@ -97,6 +97,9 @@ def test_without_a_folder_libraries_have_fixed_addresses_and_checksums(tmp_path:
         assert file["url"].startswith(f"{CDN}/npm/") and "@" in file["url"].rpartition("/npm/")[2]
         assert file["integrity"].startswith("sha384-") and len(base64.b64decode(file["integrity"][7:])) == 48
     assert f"connect-src 'self' blob: {CDN};" in (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    file = RUNTIMES[0].binary
+    for part in ("..", ".", "onnxruntime-web"):
+        assert find_local(fake_libraries / part, file) == (file.path.encode(), "9.9.9")
 
 
 @pytest.mark.node
@@ -105,12 +108,6 @@ def test_the_checksums_are_those_of_the_packages(libraries: Path) -> None:
         content, version = find_local(libraries, file)
         assert version == file.package.version and len(content) == file.size_bytes
         assert base64.b64encode(hashlib.sha384(content).digest()).decode() == file.sha384
-
-
-def test_libraries_are_found_where_they_are_unpacked(fake_libraries: Path) -> None:
-    file = RUNTIMES[0].binary
-    for part in ("..", ".", "onnxruntime-web"):
-        assert find_local(fake_libraries / part, file) == (file.path.encode(), "9.9.9")
 
 
 def test_a_page_is_replaced_and_nothing_else(
@@ -157,28 +154,24 @@ def test_a_damaged_bundle_becomes_no_page_and_names_are_escaped(fake_libraries: 
     assert "<script>x" not in page and "&lt;script&gt;x" in page and "\x1b" not in page
 
 
-def test_external_weights_are_copied(fake_libraries: Path, tmp_path: Path) -> None:
+def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
+    fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     by_id = {artifact.id: artifact for artifact in manifest.artifacts}
     assert by_id.keys() == {f"onnx-{p}{e}" for p in ("fp32", "fp16", "int8") for e in ("", "-exit2", "-decode")}
     (weights,) = by_id["onnx-fp32"].weights
     assert weights.name == "model.onnx_data" and (tmp_path / "site" / weights.file.url).is_file()
     assert not by_id["onnx-fp32"].masked
-
-
-def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
-    fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     assert manifest.labels is None and manifest.silent is None and manifest.readers["."].tokenizer is not None
     assert manifest.writing is not None and manifest.writing.ends == (manifest.writing.boundary,)
     assert manifest.writing.begin == (manifest.writing.boundary,)
     caches = {cache.input: cache for cache in next(a for a in manifest.artifacts if a.role == "decode").caches}
-    assert (caches["past_key_values.0.key"].output, caches["past_key_values.0.key"].shape) == (
-        "present.0.key",
-        (1, 2, 0, 8),
-    )
-    assert (caches["past_conv.embed"].output, caches["past_conv.embed"].shape) == ("present_conv.embed", (1, 10, 16))
+    for name, expected in (
+        ("past_key_values.0.key", ("present.0.key", (1, 2, 0, 8))),
+        ("past_conv.embed", ("present_conv.embed", (1, 10, 16))),
+    ):
+        assert (caches[name].output, caches[name].shape) == expected
     monkeypatch.setattr(publishing, "_MAX_WRITING_BYTES", 100_000)
     manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     reasons = {entry.artifact: entry.reason for entry in manifest.left_out if entry.artifact.endswith("-decode")}
@@ -188,7 +181,7 @@ def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
     assert measured.readers["."].tokenizer is None
 
 
-def test_invalid_requests_are_refused(tmp_path: Path, edgeformer: Edgeformer) -> None:
+def test_the_command_and_invalid_requests(tmp_path: Path, edgeformer: Edgeformer, fake_libraries: Path) -> None:
     for option, value, message in (
         ("--artifact", "onnx-fp32-step", "--artifact onnx-fp32-step: step artifacts do not run in a page"),
         ("--artifact", "onnx-fp99", "has onnx-fp32"),
@@ -198,9 +191,6 @@ def test_invalid_requests_are_refused(tmp_path: Path, edgeformer: Edgeformer) ->
     ):
         printed = edgeformer("page", str(CLASSIFIER), "-o", str(tmp_path / "site"), option, value, code=2)
         assert message in " ".join(printed.split()) and not (tmp_path / "site").exists()
-
-
-def test_the_command(fake_libraries: Path, tmp_path: Path, edgeformer: Edgeformer) -> None:
     site = tmp_path / "site"
     command = ("page", str(CLASSIFIER), "-o", str(site), "--libraries", str(fake_libraries), "--artifact", "onnx-int8")
     assert "the page works offline" in edgeformer(*command, "--seq", "8,16")

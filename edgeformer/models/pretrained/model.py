@@ -314,7 +314,8 @@ def map_components(model: Any, *, per_token: bool = False) -> Components:
         )
 
     # 4. Choose what the layers read besides the states
-    longest, stack = config.max_position_embeddings, getattr(encoder, "encoder", None)
+    longest = config.max_position_embeddings
+    stack: Any = getattr(encoder, "encoder", None)
     distances = torch.arange(1 - longest, longest)  # query position minus key position
     layer_inputs = LayerInputs()
     if kind == "modernbert":

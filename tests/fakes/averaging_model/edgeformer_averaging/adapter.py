@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from edgeformer.models.adapter import ModelAdapter, sharing_copy
 from edgeformer.models.blocks.layers import RMSNorm
 from edgeformer.models.blocks.tracing import Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
+from edgeformer_averaging import AveragingConfig
 
 _EPS = 1e-6
 
@@ -25,25 +26,14 @@ class AveragingClassifier(nn.Module):
     inputs = ("input_ids",)
     optional = ("attention_mask",)
 
-    def __init__(
-        self,
-        *,
-        vocab_size: int,
-        classes: int,
-        width: int,
-        inner_width: int,
-        rounds: int,
-        dropout: float,
-        max_positions: int,
-    ) -> None:
+    def __init__(self, config: AveragingConfig, classes: int) -> None:
         super().__init__()
-        self.rounds, self.max_positions = rounds, max_positions
-        self.exits = range(1, rounds + 1)
-        self.tokens = nn.Embedding(vocab_size, width)
+        width, inner_width, self.rounds = config.width, config.inner_width, config.rounds
+        self.max_positions, self.exits = config.max_positions, range(1, config.rounds + 1)
+        self.tokens = nn.Embedding(config.vocab_size, width)
         self.norm1, self.norm2 = RMSNorm(width, _EPS), RMSNorm(width, _EPS)
         self.widen, self.narrow = nn.Linear(width, inner_width), nn.Linear(inner_width, width)
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(width, classes)
+        self.dropout, self.head = nn.Dropout(config.dropout), nn.Linear(width, classes)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return logits; without a mask every token is real."""
@@ -83,7 +73,7 @@ class AveragingAdapter(ModelAdapter):
     """See :class:`~edgeformer.models.adapter.ModelAdapter`."""
 
     def build(self, recipe: Any) -> AveragingClassifier:
-        return AveragingClassifier(classes=recipe.classes, **recipe.model.model_dump(exclude={"kind"}))
+        return AveragingClassifier(recipe.model, recipe.classes)
 
     def trace(
         self, model: AveragingClassifier, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None

@@ -45,7 +45,6 @@ class ReferenceBuilder(Builder):
         return Target(FORMAT) if installed_version("onnx") else Unavailable(FORMAT, f"onnx is missing: {_REMEDY}")
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
-        """See :meth:`Builder.build`."""
         import onnx
 
         kind, tolerance = TOLERANCES["fp32"]
@@ -71,11 +70,9 @@ class ReferenceRuntime(Runtime):
     builders = (ReferenceBuilder(),)
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        """See :meth:`Runtime.cannot_run`."""
         return None if installed_version("onnx") else f"package: not installed ({_REMEDY})"
 
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
-        """See :meth:`Runtime.open`."""
         refusal = self.cannot_run(files.artifact)
         if refusal is not None:
             raise MissingDependencyError(f"{files.file}: {refusal}")

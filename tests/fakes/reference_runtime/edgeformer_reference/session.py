@@ -28,7 +28,6 @@ class ReferenceSession(Session):
             raise ArtifactError(f"{path}: missing, damaged, or no ONNX graph ({error}); export it again") from None
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """See :meth:`Session.run`."""
         if self._evaluator is None:
             raise EdgeformerError(f"{self._path}: the session is closed")
         feed = {name: self._checked(name, inputs) for name in self._evaluator.input_names}

@@ -1,26 +1,42 @@
-"""Engines run by a stand-in for TensorRT and the card: answers, caches, memory, and limits of one call."""
+"""Engines run by a stand-in for TensorRT and the card: answers, caches, memory, limits of a call, compiled kernels."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle, seal
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
-from edgeformer.runtimes.runtime import OpenOptions
+from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.session import DeviceCache
 from edgeformer.runtimes.tensorrt.session import TensorRTSession
+from edgeformer.system import cuda_driver
+from edgeformer.system.cuda_driver import Device
+from edgeformer.system.leftovers import cache_folder
 from tests.runtimes import stand_in_tensorrt
-from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, StandInCuda, stand_in, with_engines
+from tests.runtimes.stand_in_tensorrt import (
+    CARD,
+    LONGEST,
+    CudaGraphStrategy,
+    StandInCuda,
+    StandInEngine,
+    StandInRuntimeCache,
+    StandInRuntimeConfig,
+    stand_in,
+    with_engines,
+)
 from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph
 
 TEXTS = [f"the {food} was {how} indeed" for food in ("pizza", "soup", "tea", "bread", "fish") for how in "abcd"]
@@ -194,3 +210,93 @@ def test_verify_compares_engines_on_their_card_and_records_it(bundle: Bundle) ->
     changed = seal(bundle.folder, bundle.manifest.model_copy(update={"files": files}))
     stale = {entry.artifact: entry.why_refused(changed) for entry in Bundle.open(bundle.folder).records.records}
     assert "is ignored, because" in str(stale["tensorrt-rtx-fp32-step"]) and stale["tensorrt-rtx-fp32-decode"] is None
+
+
+MEASURING, ANSWERING = OpenOptions(repeated_shapes=True), OpenOptions()
+FULL = "tensorrt-rtx-fp32"
+
+
+def call(rows: int = 2, length: int = 8) -> dict[str, np.ndarray[Any, Any]]:
+    ids = np.ones((rows, length), np.int64)
+    return {"input_ids": ids, "attention_mask": ids}
+
+
+def run(classifier: Bundle, options: OpenOptions = MEASURING, calls: int = 1) -> tuple[dict[str, Any], StandInEngine]:
+    """Open the full engine, call it, close it; return its settings and the stand-in that computed."""
+    with classifier.session(classifier.artifact(FULL), options) as session:
+        for _ in range(calls):
+            session.run(call())
+        return session.settings(), StandInEngine.opened[-1]
+
+
+def cache_files() -> list[Path]:
+    return sorted(cache_folder().rglob("*.cache"))
+
+
+def test_the_stand_in_has_nothing_that_tensorrt_rtx_lacks() -> None:
+    trt = pytest.importorskip("tensorrt_rtx")
+    for name in vars(StandInRuntimeConfig()).keys() - {"cache"} | {"create_runtime_cache", "set_runtime_cache"}:
+        assert hasattr(trt.IRuntimeConfig, name), name
+    assert hasattr(trt.ICudaEngine, "create_runtime_config")
+    assert hasattr(trt.IRuntimeCache, "serialize") and hasattr(trt.IRuntimeCache, "deserialize")
+    for strategy in ("DynamicShapesKernelSpecializationStrategy", "CudaGraphStrategy"):
+        ours = getattr(sys.modules[StandInEngine.__module__], strategy)
+        assert set(ours.__members__) == set(getattr(trt, strategy).__members__)
+
+
+def test_measuring_compiles_before_the_first_answer_and_captures(classifier: Bundle) -> None:
+    settings, engine = run(classifier, MEASURING, calls=5)
+    assert settings == {"kernel_specialization": "eager", "cuda_graphs": "whole_graph_capture", "runtime_cache": "new"}
+    assert engine.config is not None and engine.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    assert len(engine.calls) == 5 and len(set(engine.calls)) == 1, "shapes and addresses repeat: one captured graph"
+    settings, _ = run(classifier, ANSWERING)
+    assert (settings["kernel_specialization"], settings["cuda_graphs"]) == ("lazy", "disabled")
+
+
+def test_an_engine_with_caches_neither_specialises_nor_captures(bundle: Bundle) -> None:
+    for options in (MEASURING, ANSWERING):
+        decoder = bundle.decoder(bundle.artifact("tensorrt-rtx-fp32-decode"), (bundle.loops,), options)
+        for token in range(1, 9):
+            decoder.read([token])
+            decoder.advance(bundle.loops)
+        settings, engine = decoder.settings(), StandInEngine.opened[-1]
+        decoder.close()
+        assert (settings["kernel_specialization"], settings["cuda_graphs"]) == ("none", "disabled")
+        assert len(set(engine.calls)) == 8, "every token has a shape of its own"
+    assert engine.compiled == [], "the second process found the kernels of the first"
+
+
+def test_kernels_are_compiled_once_per_engine_and_gpu(classifier: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, first = run(classifier)
+    settings, second = run(classifier)
+    assert (len(first.compiled), second.compiled, settings["runtime_cache"]) == (1, [], "loaded")
+    (file,) = cache_files()
+    engine = sha256_of(classifier.folder / str(classifier.artifact(FULL).file))
+    assert file.name == f"{engine}-nvidia-geforce-rtx-4050-laptop-gpu-8.9-1.7.1.cache"
+    monkeypatch.setattr(cuda_driver, "devices", lambda: (Device(0, "NVIDIA GeForce RTX 4060 Laptop GPU", "8.9"),))
+    settings, third = run(classifier)
+    assert (len(third.compiled), settings["runtime_cache"]) == (1, "new")
+    assert len(cache_files()) == 2
+
+
+def test_a_cache_that_cannot_be_used_is_written_again(
+    classifier: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged file does not reach TensorRT; that of another driver is refused by it."""
+    run(classifier)
+    (file,) = cache_files()
+    content, unusable = file.read_bytes(), "new, because the cache file was damaged, or of another driver or version"
+    for damaged in (content[:-1], content[:20], content[:40] + b"?" + content[41:]):
+        file.write_bytes(damaged)
+        with monkeypatch.context() as patch:
+            patch.setattr(StandInRuntimeCache, "deserialize", lambda *_: pytest.fail("damaged bytes reached TensorRT"))
+            settings, engine = run(classifier)
+        assert settings["runtime_cache"] == unusable
+        assert len(engine.compiled) == 1 and file.read_bytes() == content
+    monkeypatch.setattr(StandInRuntimeCache, "environment", b"driver 600;")
+    assert run(classifier)[0]["runtime_cache"] == unusable
+    assert run(classifier)[0]["runtime_cache"] == "loaded"
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "file"))  # no folder: it costs no answer
+    settings, engine = run(classifier)
+    assert settings["runtime_cache"].startswith("new") and len(engine.calls) == 1
