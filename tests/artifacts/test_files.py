@@ -142,13 +142,6 @@ def test_a_manifest_is_indented_json_with_its_own_names_and_letters(tmp_path: Pa
     assert not (tmp_path / "nan").exists()
 
 
-def test_missing_folders_are_made(tmp_path: Path) -> None:
-    write_text(tmp_path / "a" / "b" / "c.txt", "text")
-    with replacing_folder(tmp_path / "d" / "e" / "f") as folder:
-        write_text(folder / "g.txt", "text")
-    assert (tmp_path / "a" / "b" / "c.txt").read_text() == (tmp_path / "d" / "e" / "f" / "g.txt").read_text() == "text"
-
-
 def test_who_works_in_a_replaced_folder_works_in_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inside = tmp_path / "run" / "plots"
     inside.mkdir(parents=True)

@@ -41,9 +41,8 @@ def test_as_the_package_onnx_reads_it(tmp_path: Path, name: str) -> None:
     outline = read_outline(save(tmp_path, proto))
     assert outline.opsets == {"": 17}
     assert [port.name for port in outline.inputs] == [port.name for port in proto.graph.input]
-    for port, expected in zip(
-        (*outline.inputs, *outline.outputs), (*proto.graph.input, *proto.graph.output), strict=True
-    ):
+    ports = (*proto.graph.input, *proto.graph.output)
+    for port, expected in zip((*outline.inputs, *outline.outputs), ports, strict=True):
         kind = expected.type.tensor_type
         assert port.dtype == helper.tensor_dtype_to_np_dtype(kind.elem_type).name
         assert port.shape == tuple(dim.dim_param or dim.dim_value or None for dim in kind.shape.dim)
@@ -80,12 +79,8 @@ def test_external_weights_count_and_stored_inputs_of_old_files_are_none(tmp_path
 def test_functions(tmp_path: Path) -> None:
     body = [helper.make_node("Relu", ["a"], ["b"])]
     function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 17)])
-    graph = graphs.model(
-        [helper.make_node("Twice", ["x"], ["y"], domain="mine")],
-        [value("x", FLOAT, ["N"])],
-        [value("y", FLOAT, ["N"])],
-        domains={"mine": 1},
-    )
+    inputs, outputs = [value("x", FLOAT, ["N"])], [value("y", FLOAT, ["N"])]
+    graph = graphs.model([helper.make_node("Twice", ["x"], ["y"], domain="mine")], inputs, outputs, domains={"mine": 1})
     graph.functions.append(function)
     outline = read_outline(save(tmp_path, graph))
     assert outline.functions == {("mine", "Twice")} and outline.operators["", "Relu"] == 1
