@@ -16,7 +16,7 @@ from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import shipped_names
 from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
-from tests.cli.in_process import in_process
+from tests.cli.in_process import Edgeformer
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "profiles.md"
@@ -60,10 +60,6 @@ def honest(fact: Fact[object]) -> bool:
     return _HOW.search(source) is not None and _DAY.search(source) is not None and _DENIED.search(source) is None
 
 
-def test_the_shipped_profiles_are_those_that_were_promised() -> None:
-    assert tuple(shipped_names("profiles")) == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_shipped_profile_is_valid_and_honest(name: str) -> None:
     profile = load_profile(name)
@@ -80,11 +76,7 @@ def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> No
     peaks = profile.peaks
     for field in NEEDED:
         assert getattr(profile, field) is not None, field
-    memory, system, usable = (
-        value(profile.memory_bytes),
-        value(profile.system_bytes),
-        value(profile.usable_memory_bytes),
-    )
+    memory, system, usable = map(value, (profile.memory_bytes, profile.system_bytes, profile.usable_memory_bytes))
     assert 0 < usable <= memory - system
     assert value(profile.context_bytes) < usable
     assert value(profile.cache_bytes) < memory
@@ -101,7 +93,7 @@ def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> No
 
 def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in NAMES)
+    assert tuple(shipped_names("profiles")) == NAMES and all(f"`{name}`" in text for name in NAMES)
     example = next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "name: my-card" in block)
     file = tmp_path / "my-card.yaml"
     file.write_text(example, encoding="utf-8")
@@ -111,10 +103,6 @@ def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Pat
 
 
 # Recognition
-
-
-def test_the_cpu_profile_is_this_host() -> None:
-    assert find_target(load_profile("host")).present
 
 
 def card(name: str, memory_bytes: int | None = 6 * GIB) -> nvidia.Gpu:
@@ -164,6 +152,7 @@ def test_a_sibling_of_a_card_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch
 
 
 def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_target(load_profile("host")).present
     laptop, server = card("NVIDIA GeForce RTX 4050 Laptop GPU"), card("NVIDIA H200")
     profile = load_profile("rtx4050")
     monkeypatch.setattr(nvidia, "gpus", lambda: [server, laptop])
@@ -207,9 +196,7 @@ def test_jetsons_are_told_apart_by_their_part_number(
     # Some board makers' model text names another module: it decides nothing.
     root = jetson(tmp_path, part, "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super")
     detected = {name: find_target(load_profile(name), root) for name in sorted(set(JETSONS.values()))}
-    assert [name for name, target in detected.items() if target.present] == [
-        name for name in [JETSONS.get(part)] if name
-    ]
+    assert [name for name, target in detected.items() if target.present] == [JETSONS[part]] * (part in JETSONS)
     for name, target in detected.items():
         assert target.gpu == ORIN
         assert target.present or "none of the part numbers p37" in target.reason, name
@@ -242,10 +229,8 @@ def test_a_cpu_is_its_own_profile_and_no_other(
     (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
     if model is not None:
         (tree / "model").write_bytes(model.encode() + b"\0")
-    cpus = [load_profile(name) for name in DEVICES if load_profile(name).kind == "cpu"]
-    assert [device.name for device in cpus if find_target(device, tmp_path).present] == [profile] * (
-        profile is not None
-    )
+    cpus = [device for device in map(load_profile, DEVICES) if device.kind == "cpu"]
+    assert [device.name for device in cpus if find_target(device, tmp_path).present] == ([profile] if profile else [])
 
 
 # edgeformer list devices
@@ -268,20 +253,20 @@ calibration:
 
 
 def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, edgeformer: Edgeformer
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, local = in_process(monkeypatch, capsys), tmp_path / "artifacts" / "profiles"
+    local = tmp_path / "artifacts" / "profiles"
     local.mkdir(parents=True)
     (local / "host.yaml").write_text(CALIBRATED, encoding="utf-8")
     (local / "mine.yaml").write_text("name: mine\n", encoding="utf-8")
-    rows = {row["name"]: row for row in json.loads(run("list", "devices", "--json"))["devices"]}
+    folder = ("--artifacts", str(tmp_path / "artifacts"))
+    rows = {row["name"]: row for row in json.loads(edgeformer("list", "devices", *folder, "--json"))["devices"]}
     assert set(rows) == {*NAMES, "mine"}
     assert rows["host"]["device"] == "My laptop" and rows["host"]["calibrated"] == "2026-11-21T12:00:00.000+00:00"
     assert rows["mine"]["device"].startswith("unreadable: ") and "title" in rows["mine"]["device"]
     assert rows["rtx4050"]["fp16_ops_per_s"] == 42.09e12 and rows["rtx4050"]["calibrated"] is None
     assert rows["rtx4050"]["power_w"] == [35, 115]
-    table = run("list", "devices")
+    table = edgeformer("list", "devices", *folder)
     lines = [" ".join(line.split()) for line in table.splitlines()]
     assert "host cpu – – – – calibrated, error 10% –" in lines
     assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)
