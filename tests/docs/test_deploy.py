@@ -18,12 +18,9 @@ import edgeformer
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.predict import predict
-from edgeformer.models.adapter import count_parameters
-from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
 from edgeformer.tasks.task import Answer
 from tests.docs.document import programs
-from tests.export.language_run import write_language_run
 
 PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md")
 # As tried; another version is no reason for a test to fail on a day when nothing of ours changed.
@@ -131,12 +128,10 @@ def same_labels(answers: list[dict[str, object]], bundle: Path) -> None:
     assert [row["probability"] for row in answers] == pytest.approx([p["probability"] for p in target], abs=PROBABILITY)
 
 
-def test_every_program_of_the_document_is_run_here() -> None:
+def test_the_programs_and_the_sentences(bundle: Path) -> None:
+    """Every program of the document is run here, on sentences of both labels."""
     assert set(PROGRAMS) == {"client.py", "client.mjs", "pipeline.mjs", "weights.py"}
     assert len(SENTENCES) == 20 == len(set(SENTENCES))
-
-
-def test_the_sentences_get_both_labels(bundle: Path) -> None:
     assert {prediction.label for prediction in expected(bundle, SENTENCES)} == {"negative", "positive"}
 
 
@@ -164,12 +159,6 @@ def test_torch(finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.py").write_text(PROGRAMS["weights.py"], encoding="utf-8")
     (parameters,) = run(sys.executable, "weights.py", finished_run, cwd=tmp_path)
     assert parameters == read_run(finished_run).parameters
-
-
-def test_torch_language_model(tmp_path: Path) -> None:
-    run_folder = write_language_run(tmp_path / "tiny")
-    model = load_model(run_folder)
-    assert not model.training and count_parameters(model) == read_run(run_folder).parameters
 
 
 @pytest.mark.node

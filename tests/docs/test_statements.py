@@ -50,14 +50,11 @@ def imports_torch(file: Path) -> bool:
     return False
 
 
-def test_every_package_is_in_the_table_of_contributing() -> None:
+def test_contributing_lists_every_package_and_where_torch_is() -> None:
     names = set(re.findall(r"`(\w+)(?:/|\.py)`", CONTRIBUTING[: CONTRIBUTING.index("## Rules")]))
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     files = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
     assert len(folders) > 8 and folders | files <= names
-
-
-def test_torch_is_where_contributing_says_and_nowhere_else() -> None:
     (paragraph,) = (part for part in CONTRIBUTING.split("\n\n") if part.startswith("torch is imported by"))
     places = [place.rstrip("/") for place in re.findall(r"`([\w/.]+)`", paragraph)]
     importers = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
@@ -89,7 +86,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8", errors="replace")
 
 
-def test_nothing_installs_edgeformer_by_its_name() -> None:
+def test_edgeformer_is_installed_from_a_wheel_of_its_name_only() -> None:
     """A stranger could claim the name on the public index."""
     read = dict(texts())
     assert len(read) > 300
@@ -98,9 +95,6 @@ def test_nothing_installs_edgeformer_by_its_name() -> None:
     assert all(BY_NAME.search(text) for text in (*install_lines, "edgeformer[trt]"))
     wheel = 'pip install "dist/edgeformer-0.1.0-py3-none-any.whl[train]"'
     assert not any(BY_NAME.search(text) for text in (install_hint("rtx"), install_hint("train", reinstall=True), wheel))
-
-
-def test_the_wheel_has_the_name_that_documents_give_it() -> None:
     text = "\n".join([CONTRIBUTING, *(file.read_text(encoding="utf-8") for file in DOCUMENTS)])
     wheels = set(re.findall(r"edgeformer-[\w.]+-py3-none-any\.whl", text))
     assert wheels == {f"edgeformer-{__version__}-py3-none-any.whl"}
