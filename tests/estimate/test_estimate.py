@@ -72,15 +72,8 @@ def listed(item: Item = ITEM, runs: int = 1) -> ItemNodes:
     return ItemNodes(item=item, nodes=NODES, runs=runs, feed_bytes=640)
 
 
-def row_for(
-    target: DeviceProfile,
-    of: ArtifactManifest,
-    origin: ArtifactManifest | None = None,
-    *,
-    item: Item = ITEM,
-    runs: int = 1,
-) -> Row:
-    return estimate_row(Case(of, origin or of, target, run="mine"), listed(item, runs), item)
+def row_for(target: DeviceProfile, of: ArtifactManifest, origin: ArtifactManifest | None = None, runs: int = 1) -> Row:
+    return estimate_row(Case(of, origin or of, target, run="mine"), listed(runs=runs), ITEM)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +154,7 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
     middle = (runs * 50.0 + sum(nodes_us)) / 1000
     row = row_for(target, artifact(), runs=runs)
     assert row.latency_ms.p50 == pytest.approx(middle)
-    assert row.latency_ms.low == pytest.approx(middle / 2**0.5) and row.latency_ms.high == pytest.approx(
-        middle * 2**0.5
-    )
+    assert (row.latency_ms.low, row.latency_ms.high) == pytest.approx((middle / 2**0.5, middle * 2**0.5))
     says = "the range is the largest error in a cross-validation of 6 cases of 4 models"
     assert f"calibrated on {cpu_name()} with 5 shapes; {says}" in str(row.latency_ms.reason)
     assert row.threads == 2
@@ -171,8 +162,7 @@ def test_a_calibrated_row_has_the_fitted_time_in_its_middle(runs: int) -> None:
 
 def test_operators_that_a_calibration_never_saw_have_the_range_of_published_times() -> None:
     pool = replace(ADD, op="MaxPool")
-    items = ItemNodes(item=ITEM, nodes=(LINEAR, pool), runs=1, feed_bytes=640)
-    plain = ItemNodes(item=ITEM, nodes=(LINEAR, ADD), runs=1, feed_bytes=640)
+    items, plain = (listed().model_copy(update={"nodes": (LINEAR, second)}) for second in (pool, ADD))
     case, bare = (Case(artifact(), artifact(), target) for target in (calibrated(spread=0.5), device()))
     unchecked, sure, published = (
         estimate_row(of, nodes, ITEM).latency_ms for of, nodes in ((case, items), (case, plain), (bare, items))
@@ -185,13 +175,9 @@ def test_operators_that_a_calibration_never_saw_have_the_range_of_published_time
 
 def test_operators_without_a_known_cost_are_not_estimated_if_they_may_take_most_of_the_time() -> None:
     unknown = replace(ADD, op="Mystery")
-    some, most = (
-        estimate_row(
-            Case(artifact(), artifact(), device()),
-            ItemNodes(item=ITEM, nodes=(*NODES * 20, *(unknown,) * count), runs=1, feed_bytes=640), ITEM,
-        ).latency_ms
-        for count in (1, 100)
-    )  # fmt: skip
+    case, nodes = Case(artifact(), artifact(), device()), listed().model_copy(update={"nodes": NODES * 20})
+    lists = (nodes.model_copy(update={"nodes": (*nodes.nodes, *(unknown,) * count)}) for count in (1, 100))
+    some, most = (estimate_row(case, each, ITEM).latency_ms for each in lists)
     assert some.status == "estimated" and "Mystery (1) were never checked" in some.warnings[0]
     assert most.status == "unavailable" and "operators without a known cost" in str(most.reason)
 
@@ -300,22 +286,6 @@ def test_each_runtime_has_its_own_estimate_whether_it_is_installed_or_not(bundle
 
 
 ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))
-
-
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_row_is_an_estimate_with_a_range_and_nothing_else(bundle: Path, kind: str) -> None:
-    result = estimate(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"), device(kind), ITEMS)
-    assert [(row.phase, row.batch, row.seq) for row in result] == list(ITEMS)
-    for row in result:
-        assert row.where == "device" and row.provider.startswith("CPU" if kind == "cpu" else "CUDA")
-        latency, memory = row.latency_ms, row.memory_bytes
-        assert (latency.status, memory.status, row.energy_mj.status) == ("estimated", "estimated", "unavailable")
-        assert latency.low and latency.high and latency.p50 and latency.low < latency.p50 < latency.high
-        assert latency.reason and "published measurements of onnxruntime on other" in latency.reason
-        assert (latency.p90, latency.cv, latency.stable, latency.n) == (None, None, None, 0)
-        assert memory.low and memory.peak and memory.high and memory.low < memory.peak < memory.high
-        assert row.work is not None and row.work.operations > 0 and row.work.kernels <= row.work.operators
-    assert (result[0].latency_ms.p50 or 0) < (result[1].latency_ms.p50 or 0)
 
 
 def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | None = None) -> str:

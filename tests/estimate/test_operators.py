@@ -168,16 +168,13 @@ def stored(nodes: list[ExecutedNode], of: ArtifactManifest) -> float:
     return stored_weight_bytes(nodes, count_nodes(nodes), of)
 
 
-def test_a_weight_that_every_loop_reads_is_stored_once() -> None:
+def test_a_weight_that_every_loop_reads_and_a_tied_table_are_stored_once() -> None:
     weight, table = 64 * 192 * 4, 500 * 64 * 4
     nodes = [TABLE, LINEAR, LINEAR, LINEAR, LINEAR]
     assert stored(nodes, artifact(table + weight)) == pytest.approx(weight)
     assert stored(nodes, artifact(table + 4 * weight)) == pytest.approx(4 * weight)
     assert stored(nodes, artifact(None)) == 4 * weight
     assert stored([], artifact(100)) == 0
-
-
-def test_a_table_that_is_also_the_heads_weights_is_read_whole() -> None:
     head = node("MatMul", [(1, 16, 64), (64, 500)], (1, 16, 500), constant=64 * 500 * 4)
     both = (64 * 192 + 64 * 500) * 4
     assert stored([TABLE, LINEAR, head], artifact(both)) == both

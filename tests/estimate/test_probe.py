@@ -22,12 +22,7 @@ from edgeformer.system.host import cpu_name
 from edgeformer.system.worker import End
 
 
-def test_onnx_accepts_them() -> None:
-    for content in (matmul_chain(16, 3), add_chain(300, 2)):
-        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
-
-
-def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> None:
+def test_chains_are_valid_and_compute_what_they_should(tmp_path: Path) -> None:
     content = matmul_chain(16, 3)
     (tmp_path / "chain.onnx").write_bytes(content)
     weights = [numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(content).graph.initializer]
@@ -36,9 +31,6 @@ def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> No
     session = OnnxSession(tmp_path / "chain.onnx")
     assert session.run({"x": x})["y"] == pytest.approx(np.linalg.multi_dot([x, *weights]), abs=1e-4)
     session.close()
-
-
-def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "chain.onnx").write_bytes(add_chain(4, 5))
     x = np.arange(4, dtype=np.float32)
     (nodes,) = ProfiledGraph(tmp_path / "chain.onnx").list_nodes({"x": x})
@@ -46,14 +38,14 @@ def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     session = OnnxSession(tmp_path / "chain.onnx")
     assert session.run({"x": x})["y"] == pytest.approx(6 * x)
     session.close()
+    for content in (matmul_chain(16, 3), add_chain(300, 2)):
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
 
 
 def products_at(*rates: float) -> list[ProductTime]:
     """Single rows times 4, 16, 32, 96 and 192 MiB of weights, at so many bytes per microsecond."""
-    return [
-        ProductTime(rows=1, width=1024, weights=count, duration_us=4 * 1024**2 / rate)
-        for count, rate in zip((1, 4, 8, 24, 48), rates, strict=True)
-    ]
+    times = zip((1, 4, 8, 24, 48), (4 * 1024**2 / rate for rate in rates), strict=True)
+    return [ProductTime(rows=1, width=1024, weights=count, duration_us=us) for count, us in times]
 
 
 @pytest.mark.parametrize(
@@ -97,10 +89,7 @@ def test_other_work_beside_a_measurement_is_seen(
     monkeypatch: pytest.MonkeyPatch, busy_s: float, text: str | None
 ) -> None:
     """One second, in which this process used one core."""
-    start, end = (
-        CpuReading(at_s=second, busy_s=second * busy_s, own_s=second, stolen_s=0.0, throttled=None)
-        for second in (0.0, 1.0)
-    )
+    start, end = (CpuReading(second, second * busy_s, second, 0.0, None) for second in (0.0, 1.0))
     monkeypatch.setattr(probe, "read_cpu", lambda: end)
     result = disturbance(start)
     assert result is None if text is None else result is not None and text in result

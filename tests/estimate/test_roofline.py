@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, Peaks
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild
 from edgeformer.artifacts.report import Memory
@@ -25,6 +25,7 @@ from edgeformer.estimate.roofline import (
     refused_calibration,
     work_ms,
 )
+from tests.estimate.test_estimate import device, fact
 
 MIB = 2**20
 CPU = Rates(peak=100e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
@@ -129,10 +130,6 @@ def test_a_compiled_graph_launches_and_moves_less() -> None:
     assert single["products"] == fused["products"]
 
 
-def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified="no")
-
-
 def graph(**changes: Any) -> ArtifactManifest:
     base = ArtifactManifest(id="a", file="a", format="onnx", precision="fp32", status="built", size_bytes=3 * MIB)
     return base.model_copy(update=changes)
@@ -176,17 +173,6 @@ def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, h
     assert result.low == pytest.approx(low * MIB, abs=1) and result.high == pytest.approx(high * MIB, abs=1)
     assert result.peak == pytest.approx(MIB * (low * high) ** 0.5, abs=2)
     assert result.status == "estimated" and ("CUDA context" in str(result.method)) == (device.kind == "cuda")
-
-
-PEAKS = Peaks(fp32=fact(1e11), fp16=fact(4e11), fp16_fp32_accumulate=fact(2e11), int8=fact(8e11))
-
-
-def device(kind: str, **changes: Any) -> DeviceProfile:
-    base = DeviceProfile(
-        name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu", peaks=PEAKS,
-        bandwidth_bytes_per_s=fact(2e10), cache_bytes=fact(2**20), launch_overhead_us=fact(5.0), cores=fact(4),
-    )  # fmt: skip
-    return base.model_copy(update=changes)
 
 
 @pytest.mark.parametrize(
