@@ -204,16 +204,13 @@ def test_file_that_changes_during_reading_is_refused(parts, tmp_path, monkeypatc
     assert not list((tmp_path / "cache").glob("*stream*"))
 
 
-def test_broken_row_is_reported_before_tokenizing(parts, tmp_path):
+def test_bad_rows_and_sets_are_refused_before_tokenizing(parts, tmp_path) -> None:
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"text": "good", "label": "great"}\n')
     progress = Recorder()
     with pytest.raises(DataError, match=r"train\.jsonl, line 601: label 'great' is not in data.labels"):
         prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
     assert TOKENIZING not in progress.bars
-
-
-def test_one_class_and_short_paragraphs_are_refused(parts, tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [row for row in synthetic_reviews(50, 1) if row.label == 1])
     progress = Recorder()
     with pytest.raises(DataError, match=r"one class only: all \d+ rows are labelled 'positive'"):

@@ -57,14 +57,7 @@ def test_trained_tokenizer_suits_a_classifier_and_is_reproducible(algorithm):
     row = ids_of(tokenizer, TEXTS[0])
     assert (row[0], row[-1]) == (2, 3) and 1 not in row
     assert tokenizer.decode(row).replace(" ", "") == cleaning.clean(TEXTS[0]).replace(" ", "")
-    program = (
-        "from edgeformer.data.synthetic import synthetic_reviews\n"
-        "from edgeformer.data.tokenization import fingerprint, load_tokenizer\n"
-        "from edgeformer.artifacts.data_config import TrainedTokenizer\n"
-        "texts = [row.text for row in synthetic_reviews(400, seed=5)]\n"
-        f"config = TrainedTokenizer(kind='trained', algorithm={algorithm!r})\n"
-        "print(fingerprint(load_tokenizer(config, cleaning='paper', vocab_size=320, training_texts=texts)))"
-    )
+    program = f"from tests.data.test_tokenization import *; print(fingerprint(trained({algorithm!r})))"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == fingerprint(tokenizer), "in another process"
 
@@ -112,7 +105,7 @@ def test_stored_truncation_and_padding_are_turned_off(tmp_path):
     assert PlainText(tokenizer).encode_all(TEXTS[:1]).ids.tolist() == expected  # as of a bundle
 
 
-def test_cleaning_is_added_once(tmp_path):
+def test_cleaning_is_added_once_and_that_of_an_earlier_version_stays(tmp_path) -> None:
     plain = trained(cleaning="none")
     cleaned = load(saved(plain, tmp_path))
     assert fingerprint(cleaned) != fingerprint(plain)
@@ -121,9 +114,6 @@ def test_cleaning_is_added_once(tmp_path):
     assert ids_of(plain, dirty) != ids_of(plain, tidy)
     assert fingerprint(load(saved(cleaned, tmp_path))) == fingerprint(cleaned)
     assert fingerprint(load(saved(plain, tmp_path), cleaning="none")) == fingerprint(plain)
-
-
-def test_cleaning_of_an_earlier_version_stays(tmp_path):
     plain, current = trained(cleaning="none"), trained()
     earlier = Tokenizer.from_str(plain.to_str())
     earlier.normalizer = normalizers.Sequence([*cleaning.normalizers(cleaning.VERSIONS[1]), plain.normalizer])
@@ -135,7 +125,7 @@ def test_cleaning_of_an_earlier_version_stays(tmp_path):
     assert fingerprint(with_current_cleaning(plain)) == fingerprint(plain)
 
 
-def test_files_without_a_tokenizer_are_refused(tmp_path):
+def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match=r"gone\.json: no such file"):
         load(tmp_path / "gone.json")
     path = tmp_path / "tokenizer.json"
@@ -143,13 +133,9 @@ def test_files_without_a_tokenizer_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer: .*use a tokenizer\.json file"):
             load(path)
-
-
-def test_other_vocabulary_size_is_refused(tmp_path):
     path = saved(trained(), tmp_path)
-    with pytest.raises(
-        DataError, match=r"tokenizer\.json: has 320 tokens, but the model has 300; set model\.vocab_size: 320"
-    ):
+    message = r"tokenizer\.json: has 320 tokens, but the model has 300; set model\.vocab_size: 320"
+    with pytest.raises(DataError, match=message):
         load(path, vocab_size=300)
     # Numbers with gaps: the embedding needs a row for the largest.
     document = json.loads(path.read_text())
@@ -158,9 +144,6 @@ def test_other_vocabulary_size_is_refused(tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=r"set model\.vocab_size: 400"):
         load(path)
-
-
-def test_missing_special_tokens_are_refused(tmp_path):
     tokenizer = trained()
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
@@ -233,9 +216,8 @@ def test_language_tokenizer_has_one_special_token(language_tokenizer, tmp_path):
     assert fingerprint(language_tokenizer) == fingerprint(trained_language())
     with pytest.raises(DataError, match=r"wordpiece does not keep spaces.*set tokenizer\.algorithm: bpe"):
         load_language_tokenizer(TrainedTokenizer(kind="trained"), vocab_size=400, training_texts=TEXTS)
-    with pytest.raises(
-        DataError, match=r"trained bpe tokenizer: has 257 tokens, but the model has 9; set model\.vocab_size"
-    ):
+    message = r"trained bpe tokenizer: has 257 tokens, but the model has 9; set model\.vocab_size"
+    with pytest.raises(DataError, match=message):
         trained_language(9)
     document = json.loads(language_tokenizer.to_str())
     document["added_tokens"][0]["content"] = "<stop>"
