@@ -45,18 +45,6 @@ def train(folder: Path, *more: str) -> Outcome:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "expected"),
-    [
-        ("epochs:", "epoch:", ("recipe.yaml:", "unknown key 'training.epoch'; did you mean 'epochs'?")),
-        ("path: reviews.tsv", "path: gone.tsv", ("gone.tsv", "no such file")),
-    ],
-)
-def test_wrong_recipe(folder: Path, old: str, new: str, expected: tuple[str, ...]) -> None:
-    (folder / "recipe.yaml").write_text(RECIPE.replace(old, new), encoding="utf-8")
-    refused(train(folder), folder, *expected)
-
-
-@pytest.mark.parametrize(
     ("content", "expected"),
     [
         (GOOD.replace("label\ttext", "label\ttxt").encode(), ("reviews.tsv", "text", "txt")),
@@ -100,12 +88,3 @@ def test_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> No
     assert outcome.code == 2
     document = json.loads(outcome.out)
     assert document["exit_code"] == 2 and ("absent.yaml" not in arguments or "absent.yaml" in document["error"])
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "expected"),
-    [("--max-size", "20", "--max-size"), ("--batch", "0", "at least 1"), ("--seq", "600", "512")],
-)
-def test_wrong_profile_option(finished_run: Path, tmp_path: Path, option: str, value: str, expected: str) -> None:
-    command = ["profile", str(finished_run), "--device", "host", option, value]
-    refused(edgeformer(*command, cwd=tmp_path), tmp_path, expected)

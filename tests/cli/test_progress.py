@@ -23,15 +23,13 @@ from edgeformer.cli.progress import Bars, Lines
     ],
 )
 def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[str, ...]) -> None:
-    bars = Bars()
-    bars._console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    bars, output = Bars(), io.StringIO()
+    bars._console = Console(file=output, width=width, force_terminal=True, color_system=None)
     bars.start("Epoch 10/10", 67_349, "samples")
     bars.advance(32_000, **figures)
-    assert bars._bars is not None
-    bars._bars.refresh()
+    bars._bars.refresh()  # type: ignore[union-attr]
     bars.finish()
-    assert isinstance(bars._console.file, io.StringIO)
-    displayed = bars._console.file.getvalue()
+    displayed = output.getvalue()
     for part in ("Epoch 10/10", "32,000/67,349 samples", *parts):
         assert part in displayed and "…" not in displayed and "left_s" not in displayed
 

@@ -45,9 +45,8 @@ def test_a_wrong_name_is_no_text(folder: Path) -> None:
 
 def test_what_can_only_be_a_text_is_one(folder: Path) -> None:
     assert texts(folder, "great fun", "dull") == ["great fun", "dull"]
-    assert texts(folder, "Great!", "9/10, would watch again", "a <br /> tag") == [
-        "Great!", "9/10, would watch again", "a <br /> tag"
-    ]  # fmt: skip
+    odd = ["Great!", "9/10, would watch again", "a <br /> tag"]
+    assert texts(folder, *odd) == odd
     assert texts(folder, "9/10, would watch again", "another") == ["9/10, would watch again", "another"]
     assert texts(folder, "great") == ["great"]
     assert texts(folder, "shops-1", "shops-01") == ["shops-01"]
