@@ -94,24 +94,18 @@ def test_they_are_listed_and_their_reports_read_and_compared(workplace: Path) ->
     assert document("compare", "classifier-v1", "language-v1", cwd=workplace)
 
 
-@pytest.mark.slow
-def test_the_comparison_of_a_search_is_left_out(tmp_path: Path) -> None:
+def test_removed_parts_of_a_report_are_left_out(tmp_path: Path) -> None:
     report = json.loads((OLD / "language-v1" / "reports" / "rtx4050.json").read_text(encoding="utf-8"))
+    phases = [row["phase"] for row in report["rows"]]
+    report["rows"].append({**report["rows"][-1], "phase": "speculate", "conditions": {"tokens_per_round": 3.5}})
     report["search"] = {
         "metric": "perplexity", "bound": None, "minimize": "latency", "candidates": [], "pick": None, "reason": "none",
         "compared": {"first": 0, "second": 1, "found": "slower", "change": 0.1, "low": 0.05, "high": 0.2, "rounds": 9},
     }  # fmt: skip
     (path := tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    search = read_report(path).search
-    assert search is not None and search.reason == "none"
-
-
-def test_rows_of_a_removed_phase_are_left_out(tmp_path: Path) -> None:
-    report = json.loads((OLD / "language-v1" / "reports" / "rtx4050.json").read_text(encoding="utf-8"))
-    report["rows"].append({**report["rows"][-1], "phase": "speculate", "conditions": {"tokens_per_round": 3.5}})
-    (path := tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
-    phases = [row.phase for row in read_report(path).rows]
-    assert phases == [row["phase"] for row in report["rows"][:-1]]
+    read = read_report(path)
+    assert read.search is not None and read.search.reason == "none"
+    assert [row.phase for row in read.rows] == phases
 
 
 def test_they_are_profiled(workplace: Path) -> None:

@@ -102,15 +102,12 @@ def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path)
     assert "session.set_denormal_as_zero" in " ".join(portability_notes(result))
 
 
-def test_exported_int8_uses_standard_operators() -> None:
-    """A bundle that was exported: standard operators, any batch and length."""
+def test_operators_and_shapes_of_exported_and_foreign_graphs(tmp_path: Path) -> None:
+    """A bundle that was exported has standard operators, any batch and length."""
     result = audit_portability([OLD / "onnx" / "model_int8.onnx"])
     assert (result.opset, result.other_operators, result.control_flow, result.fixed) == (20, {}, {}, ())
     assert result.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))
     assert result.needs == "1.18" and portability_notes(result) == []
-
-
-def test_foreign_operators_and_fixed_shapes_are_reported(tmp_path: Path) -> None:
     node = helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")
     path = saved(tmp_path / "m.onnx", [node], {})
     graph = onnx.load(path)

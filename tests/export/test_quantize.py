@@ -175,21 +175,18 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
     assert errors[True] < 0.2 < errors[False]
 
 
-def test_a_product_that_would_stay_fp32_is_refused() -> None:
+def test_a_product_is_quantized_or_refused_in_every_opset(caplog: pytest.LogCaptureFixture) -> None:
+    model = product([], ["x", "w"])
+    model.opset_imports[""], model.ir_version = 9, 4
+    output = quantize_int8(model)
+    assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
+    assert caplog.records == [], "the quantizer would warn through the root logger"
     transposed = [helper.make_node("Transpose", ["w"], ["v"])]
     for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
         with pytest.raises(
             EdgeformerError, match=f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
         ):
             quantize_int8(model)
-
-
-def test_an_older_opset_is_converted(caplog: pytest.LogCaptureFixture) -> None:
-    model = product([], ["x", "w"])
-    model.opset_imports[""], model.ir_version = 9, 4
-    output = quantize_int8(model)
-    assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
-    assert caplog.records == [], "the quantizer would warn through the root logger"
 
 
 # INT4

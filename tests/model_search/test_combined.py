@@ -57,21 +57,18 @@ def test_without_a_limit_the_best_model_may_lose_one_standard_error() -> None:
     assert "from the model with the best accuracy" in result.reason
 
 
-def test_the_best_is_named_if_none_keeps_the_limits() -> None:
-    result = combine_choices(SEARCHES, limits(score=0.95, latency=5.0), "latency")
-    assert result.pick is None and result.closest is not None
-    assert result.candidates[result.closest].artifact == "pretrained/onnx-int8"
-
-
-def test_refused_models_and_dominated_candidates() -> None:
+def test_refused_and_dominated_models_and_the_smallest() -> None:
     searches, reason = {**SEARCHES, "slow": search_of(0.81, 3.0, 12_000)}, "without a teacher it scores 0.92"
     result = combine_choices(searches, limits(), "latency", {"pretrained": reason})
     assert result.pick is not None and result.candidates[result.pick].artifact == "light/onnx-int8"
     assert result.candidates[2].reason == reason
     assert [c.artifact for c in result.candidates if not c.on_front] == ["slow/onnx-int8"]
+    searches = {"wide": search_of(0.9, 1.0, 900), "small": search_of(0.9, 3.0, 300)}
+    result = combine_choices(searches, limits(), "size")
+    assert result.pick is not None and result.candidates[result.pick].artifact == "small/onnx-int8"
 
 
-def test_refusals_name_figure_and_limit() -> None:
+def test_refusals_name_figure_limit_and_the_best() -> None:
     result = combine_choices(SEARCHES, limits(score=0.85, latency=5.0, size=10_000), "latency")
     reasons = {candidate.artifact: candidate.reason for candidate in result.candidates}
     assert reasons == {
@@ -80,6 +77,9 @@ def test_refusals_name_figure_and_limit() -> None:
         "pretrained/onnx-int8": "latency 9.00 ms is over 5.00 ms; size 22.5 KiB is over 9.8 KiB",
     }
     assert result.reason.startswith("none of 3 candidates is known to have accuracy ≥ 0.85")
+    result = combine_choices(SEARCHES, limits(score=0.95, latency=5.0), "latency")
+    assert result.pick is None and result.closest is not None
+    assert result.candidates[result.closest].artifact == "pretrained/onnx-int8"
 
 
 def test_an_estimate_keeps_a_limit_with_its_whole_range_only() -> None:
@@ -88,9 +88,3 @@ def test_an_estimate_keeps_a_limit_with_its_whole_range_only() -> None:
     for limit_ms, unknown, is_feasible in ((7.0, (), True), (5.0, ("latency",), True), (2.0, (), False)):
         (candidate,) = combine_choices({"light": estimated}, limits(latency=limit_ms), "latency").candidates
         assert (candidate.unknown, candidate.feasible) == (unknown, is_feasible)
-
-
-def test_the_smallest_file_can_be_searched_for() -> None:
-    searches = {"wide": search_of(0.9, 1.0, 900), "small": search_of(0.9, 3.0, 300)}
-    result = combine_choices(searches, limits(), "size")
-    assert result.pick is not None and result.candidates[result.pick].artifact == "small/onnx-int8"

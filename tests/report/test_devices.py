@@ -46,19 +46,13 @@ def cells(reports: dict[str, Report], artifact: str, batch: int = 1) -> dict[str
     return {name: (cell["p50_ms"], cell["ratio"]) for name, cell in row["devices"].items()}
 
 
-def test_ratios_are_to_the_fastest_device_and_estimates_are_left_out() -> None:
+def test_rows_of_devices_and_their_ratios() -> None:
     reports = {"pi": PI, "desk": DESK}
     assert cells(reports, "onnx-fp32") == {"pi": (20.0, 4.0), "desk": (5.0, 1.0)}
     assert cells(reports, "onnx-fp32", batch=8) == {"pi": (80.0, 1.0)}
     assert len(compare_devices(reports)["rows"]) == 3
-
-
-def test_a_row_that_could_not_be_measured_has_no_ratio() -> None:
     absent = made_report(made_row(Latency(status="unavailable", reason="the model refused it")))
     assert cells({"pi": absent, "desk": DESK}, "onnx-fp32") == {"pi": (None, None), "desk": (5.0, 1.0)}
-
-
-def test_threads_name_a_row_only_if_a_device_has_several() -> None:
     several = made_report(made_row(measured(20.0), threads=1), made_row(measured(12.0), threads=4))
     assert [row["threads"] for row in compare_devices({"pi": several, "desk": DESK})["rows"]] == [1, 4, None, None]
     one = made_report(made_row(measured(20.0), threads=4)), made_report(made_row(measured(9.0), threads=2))
@@ -97,22 +91,16 @@ def test_no_artifact_to_deploy() -> None:
     assert [device["choice"] for device in compare_devices(reports)["devices"]] == [None, None]
 
 
-def test_tables_state_what_failed_and_what_is_unstable() -> None:
+def test_tables_state_failures_instability_and_different_runs() -> None:
     comparison = compare_devices({"pi": PI, "desk": DESK}, {"jetson": "jetson: Connection refused"})
     text = "".join(rendered(table, 140) for table in comparison_tables(comparison))
     assert "mine-001 on 3 devices" in text and "jetson: Connection refused" in text
     assert "5.00 ms unstable" in text and "20.0 ms (4.0×)" in text
     assert "unstable: the times changed during the measurement" in text
     assert "| onnx-fp32" in markdown_comparison(comparison) and "20.0 ms (4.0×)" in markdown_comparison(comparison)
-
-
-def test_reports_of_different_runs_are_marked() -> None:
     comparison = compare_devices({"pi": PI, "desk": DESK.model_copy(update={"run": "other-002"})})
     assert comparison["notes"][0] == "the reports are of different runs: mine-001, other-002"
     assert comparison["notes"][0] in rendered(comparison_tables(comparison)[1], 200)
-
-
-def test_csv_has_a_line_per_row_and_device() -> None:
     lines = [*csv.DictReader(io.StringIO(csv_comparison(compare_devices({"pi": PI, "desk": DESK}))))]
     assert [(line["device"], line["artifact"], line["batch"], line["p50_ms"]) for line in lines] == [
         ("pi", "onnx-fp32", "1", "20.0"), ("desk", "onnx-fp32", "1", "5.0"), ("pi", "onnx-fp32", "8", "80.0"),

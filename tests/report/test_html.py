@@ -98,14 +98,11 @@ def test_unstable_is_in_the_cell_of_its_figure() -> None:
     assert any("1.00 ms (unstable)" in cells for _, cells in searched.rows)
 
 
-def test_verdict_comes_first_and_gaps_have_reasons(page: Page) -> None:
+def test_verdict_comes_first_and_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     text = " ".join(page.text)
     places = [text.index(part) for part in ("pass (estimated)", "Budget", "Pictures", "Environment")]
     assert places == sorted(places)
     assert "the model refused 8 × 999" in text and "no energy counter" in text
-
-
-def test_an_estimate_never_looks_like_a_measurement(page: Page) -> None:
     text = " ".join(page.text)
     assert "never checked on a GPU" in text and "docs/explanation/estimating.md" in text
     estimates = [cells for kind, cells in page.rows if "estimated" in kind.split()]

@@ -47,7 +47,7 @@ def test_protocol_scores_and_overlap(finished_run: Path) -> None:
     assert "Synthetic data" not in card_of(finished_run, real)
 
 
-def test_language_model_has_every_exit(finished_language_run: Path) -> None:
+def test_language_model_has_every_exit_and_a_leak_comes_first(finished_language_run: Path) -> None:
     card, score = card_of(finished_language_run), read_run(finished_language_run).test
     assert isinstance(score, LanguageScore)
     for loop, exit_score in score.exits.items():
@@ -55,15 +55,9 @@ def test_language_model_has_every_exit(finished_language_run: Path) -> None:
     assert f"{score.word_perplexity:,.2f}" in card
     assert "later tokens change no output" in card and "pipeline_tag: text-generation" in card
     assert "Synthetic data" in card and "LEAKS" not in card
-
-
-def test_leak_comes_before_every_figure(finished_language_run: Path) -> None:
     card = card_of(finished_language_run, leaking(read_run(finished_language_run)))
     assert card.index(LEAKS) < card.index("**Model:**") < card.index("## Scores")
     assert "tokens up to 17 positions later" in card
-
-
-def test_imported_model_has_no_scores(finished_language_run: Path) -> None:
     changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}, "reason": "imported from x"}
     manifest = leaking(read_run(finished_language_run)).model_copy(update=changes)
     card = card_of(finished_language_run, manifest)
