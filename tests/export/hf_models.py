@@ -13,15 +13,9 @@ from edgeformer.data.synthetic import SENTENCES
 
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # so that logits differ from row to row
-}
+_SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+_SIZES |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
+_SIZES["initializer_range"] = 0.2  # so that logits differ from row to row
 OWN: dict[str, dict[str, Any]] = {
     "bert": {},
     "distilbert": {"dim": WIDTH, "hidden_dim": 48, "n_layers": LAYERS, "n_heads": 4},
@@ -62,8 +56,7 @@ def save_tokenizer(folder: Path, kind: str) -> None:
 
 _BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SPECIAL_TOKENS = {
-    "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-    "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    **{kind: ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] for kind in ("roberta", "xlm-roberta")},
     "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
     "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
 }

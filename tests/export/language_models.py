@@ -22,9 +22,7 @@ CLASSES = {"llama3": "Llama", "llama2": "Llama", "smollm2": "Llama", "qwen2": "Q
 SPECIAL = {
     "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"],
     "llama2": ["<unk>", "<s>", "</s>"],
-    "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    "qwen2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    **{kind: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] for kind in ("smollm2", "qwen2", "qwen3")},
 }
 STATED: dict[str, dict[str, Any]] = {
     "llama3": {"tokenizer_class": "TokenizersBackend", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,39 +33,18 @@ SIZES = {
 
 def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
     """Two loops of two cycles, one exit, on generated reviews; ``model`` with a kind: that model instead."""
-    review = {"kind": "synthetic-reviews"}
+    rows = {"train": 200, "validation": 20, "reviews": 20}
+    reviews = {"kind": "synthetic-reviews"}
+    parts = {part: [{**reviews, "rows": count, "seed": n}] for n, (part, count) in enumerate(rows.items(), start=1)}
+    document: dict[str, Any] = {"name": "tiny-language", "task": "language-modeling", "target": "cpu"}
+    document["data"] = {"parts": parts, "mode": mode, "sequence_length": SEQUENCE_LENGTH, "min_characters": 20}
+    document["tokenizer"] = {"kind": "trained", "algorithm": "bpe"}
+    sizes = {} if "kind" in model else SIZES
+    document["model"] = {"vocab_size": WORDS, "max_positions": POSITIONS, **sizes, **model}
+    steps = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
+    document["training"] = steps | ({"exit_weight": 0.0} if model.get("exits") == [] else {})
     kind = str(model.get("kind", "crt"))
-    result: LanguageRecipe = recipe_type("language-modeling", kind).model_validate(
-        {
-            "name": "tiny-language",
-            "task": "language-modeling",
-            "target": "cpu",
-            "data": {
-                "parts": {
-                    "train": [{**review, "rows": 200, "seed": 1}],
-                    "validation": [{**review, "rows": 20, "seed": 2}],
-                    "reviews": [{**review, "rows": 20, "seed": 3}],
-                },
-                "mode": mode,
-                "sequence_length": SEQUENCE_LENGTH,
-                "min_characters": 20,
-            },
-            "tokenizer": {"kind": "trained", "algorithm": "bpe"},
-            "model": {
-                "vocab_size": WORDS,
-                "max_positions": POSITIONS,
-                **(model if "kind" in model else {**SIZES, **model}),
-            },
-            "training": {
-                "epochs": 1,
-                "batch_size": 4,
-                "optimizer": {"lr": 1e-3},
-                "schedule": {"kind": "constant"},
-                **({"exit_weight": 0.0} if model.get("exits") == [] else {}),
-            },
-        },
-        strict=False,
-    )
+    result: LanguageRecipe = recipe_type("language-modeling", kind).model_validate(document, strict=False)
     return result
 
 

@@ -57,10 +57,8 @@ READ = node("Gather", "table ids", "x")
             {"block": 4 * 64, "heads": 4 * 40},
         ),
         (  # rotary tables and scalars do not count
-            [
-                READ, node("Gather", "model.cos ids", "c"), node("Mul", "x c", "y"), node("Mul", "y half", "z"),
-                node("MatMul", "z weight", "logits"),
-            ],
+            [READ, node("Gather", "model.cos ids", "c"), node("Mul", "x c", "y"), node("Mul", "y half", "z"),
+             node("MatMul", "z weight", "logits")],
             [stored("model.cos", 64, 8), stored("half", 1), stored("weight", 8, 2)],
             {"block": 0, "heads": 4 * 16},
         ),

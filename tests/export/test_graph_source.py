@@ -77,41 +77,30 @@ def odd(*nodes: onnx.NodeProto, weight: onnx.TensorProto, shape: list[int | str 
 
 def branch() -> onnx.ModelProto:
     """A matrix that a product reads, and one inside of an ``If``."""
-    then = helper.make_graph([helper.make_node("MatMul", ["h", "v"], ["a"])], "then", [], [out("a")])
-    other = helper.make_graph([helper.make_node("Identity", ["h"], ["b"])], "else", [], [out("b")])
-    graph = odd(
-        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
-        helper.make_node("Greater", ["top", "limit"], ["way"]),
-        helper.make_node("If", ["way"], ["c"], then_branch=then, else_branch=other),
-        helper.make_node("MatMul", ["c", "v"], ["y"]),
-        weight=graphs.weights("v", 32, 32, scale=0.2),
-        shape=["batch", 32],
+    then, other = (
+        helper.make_graph(graphs.nodes(node), "branch", [], [graphs.value(node[0], graphs.FLOAT, None)])
+        for node in ("a = MatMul(h, v)", "b = Identity(h)")
     )
+    choice = helper.make_node("If", ["way"], ["c"], then_branch=then, else_branch=other)
+    condition, product = "top = ReduceMax <keepdims = 0> (x)  way = Greater(top, limit)", "y = MatMul(c, v)"
+    nodes = [*graphs.nodes(condition), choice, *graphs.nodes(product)]
+    graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
     graph.graph.initializer.append(graphs.constant("limit", np.array(2.2, np.float32)))
     return graph
 
 
-def out(name: str) -> onnx.ValueInfoProto:
-    return graphs.value(name, graphs.FLOAT, None)
-
-
 SPOILED = np.where(np.arange(512).reshape(32, 16) == 5, np.nan, 0.1).astype(np.float32)
-TURN = helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0])
+TURN, SECOND = helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["h", "v"], ["y"])
+LEFT, SUM = helper.make_node("MatMul", ["v", "t"], ["y"]), graphs.nodes("i = MatMul(h, v)  y = Add(i, v)")
+MASKED = graphs.nodes("g = MatMul(h, v)  n = IsNaN(g)  y = Where(n, h, h)")
 ODD = {
-    "left": odd(TURN, helper.make_node("MatMul", ["v", "t"], ["y"]), weight=graphs.weights("v", 16, 32), shape=[16, 1]),
-    "3-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 3, 32, 16), shape=[3, 1, 16]),
-    "1-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 32), shape=["batch"]),
-    "NaN": odd(
-        helper.make_node("MatMul", ["h", "v"], ["g"]), helper.make_node("IsNaN", ["g"], ["n"]),
-        helper.make_node("Where", ["n", "h", "h"], ["y"]),
-        weight=graphs.constant("v", SPOILED[:, [5] * 32]), shape=["batch", 32],
-    ),
-    "two roles": odd(
-        helper.make_node("MatMul", ["h", "v"], ["i"]), helper.make_node("Add", ["i", "v"], ["y"]),
-        weight=graphs.weights("v", 32, 32, scale=0.2), shape=[32, 32],
-    ),
+    "left": odd(TURN, LEFT, weight=graphs.weights("v", 16, 32), shape=[16, 1]),
+    "3-D": odd(SECOND, weight=graphs.weights("v", 3, 32, 16), shape=[3, 1, 16]),
+    "1-D": odd(SECOND, weight=graphs.weights("v", 32), shape=["batch"]),
+    "NaN": odd(*MASKED, weight=graphs.constant("v", SPOILED[:, [5] * 32]), shape=["batch", 32]),
+    "two roles": odd(*SUM, weight=graphs.weights("v", 32, 32, scale=0.2), shape=[32, 32]),
     "If": branch(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -158,9 +147,8 @@ def test_a_rejected_precision_names_those_that_were_not_made(bundle: Path, monke
     monkeypatch.setattr(graph_source, "quantize_int8", refuse)
     built = export(bundle, int8=True, fp16=True)
     reason = "not made, because onnx-int8 was rejected; make it with --keep-going"
-    assert built == {
-        "onnx-fp32": ("built", None), "onnx-int8": ("rejected", "INT8: no"), "onnx-fp16": ("unavailable", reason)
-    }  # fmt: skip
+    stopped = {"onnx-int8": ("rejected", "INT8: no"), "onnx-fp16": ("unavailable", reason)}
+    assert built == {"onnx-fp32": ("built", None), **stopped}
     monkeypatch.undo()
     assert export(bundle, fp16=True)["onnx-fp16"] == ("built", None)
 
@@ -198,7 +186,6 @@ def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
         ({"build": ("tensorrt",)}, "the device is unknown"),
-        ({"target": "rtx4050"}, "--target: is the device of an engine, and none is requested; add --trt"),
         ({"target": "rtx4050", "fp16": True}, "--target: is the device of an engine, and none is requested; add --trt"),
     ],
 )
@@ -230,13 +217,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(VOCABULARY - 4))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
     tokenizer.save(str(place / "tokenizer.json"))
     (place / "rows.tsv").write_text(ROWS)
     save(place, classifier_graph())
     return place
+
+
+EQUAL = "two labels are equal, or one is empty"
 
 
 class TestClassifiers:
@@ -271,14 +260,8 @@ class TestClassifiers:
         [
             ({"labels": ("a", "b", "c")}, "and a text classifier gives float32"),
             ({"labels": ("a",)}, "with two labels or more"),
-            (
-                {"labels": ("good", "good")},
-                "--labels good,good: two labels are equal, or one is empty; give 2 different names",
-            ),
-            (
-                {"labels": ("good", "", "bad")},
-                "--labels good,,bad: two labels are equal, or one is empty; give 3 different names",
-            ),
+            ({"labels": ("good", "good")}, f"--labels good,good: {EQUAL}; give 2 different names"),
+            ({"labels": ("good", "", "bad")}, f"--labels good,,bad: {EQUAL}; give 3 different names"),
             ({"tokenizer": None}, "a text classifier needs both"),
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],

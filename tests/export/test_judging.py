@@ -174,13 +174,9 @@ STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "rea
 
 
 def judge_one(judge: Judge, kind: str) -> ArtifactManifest:
-    """Judge one artifact: ``full``, ``steps`` or ``decode``."""
-    files = {
-        "full": {"exits": {3: "onnx/model.onnx"}},
-        "steps": {"steps": STEPS},
-        "decode": {"decode": "onnx/decode.onnx"},
-    }
-    (artifact,) = judge.judge_all(written(**{"exits": {}, **files[kind]}))
+    """Judge one artifact: ``full`` or ``decode``."""
+    files = {"full": {"exits": {3: "onnx/model.onnx"}}, "decode": {"exits": {}, "decode": "onnx/decode.onnx"}}
+    (artifact,) = judge.judge_all(written(**files[kind]))
     return artifact
 
 
@@ -319,9 +315,7 @@ def test_scores_are_compared_with_the_baseline_of_the_same_rows(arguments: dict[
 )
 def test_an_activation_beyond_fp16_rejects_fp16(precision: str, max_activation: float, overflows: bool) -> None:
     reason = compare(Subject(), precision, max_activation=max_activation)["reason"]
-    assert ("above the FP16 maximum of 65504 (overflow)" in str(reason)) is overflows and (
-        reason is not None
-    ) is overflows
+    assert ("above the FP16 maximum of 65504 (overflow)" in str(reason)) is (reason is not None) is overflows
 
 
 def test_outputs_out_of_tolerance_are_rejected_with_the_references_hint() -> None:
@@ -336,10 +330,9 @@ def test_outputs_out_of_tolerance_are_rejected_with_the_references_hint() -> Non
 @pytest.mark.parametrize("loss", [float("inf"), float("nan")])
 def test_an_infinite_loss_on_validation_data_rejects(loss: float) -> None:
     subject, baseline = Subject(), dict[int, Any]()
+    broken = Score.model_construct(n=9, loss=loss)
     for precision in ("fp32", "fp16"):
-        result = compare(
-            subject, precision, baseline=baseline, validation=lambda run, exit_: Score.model_construct(n=9, loss=loss)
-        )
+        result = compare(subject, precision, baseline=baseline, validation=lambda run, exit_: broken)
         assert result["reason"] == "its loss on the validation text is not finite"
         assert set(result) == {"parity", "score", "reason"}
     assert baseline == {} and subject.compared == []

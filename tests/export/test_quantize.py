@@ -40,6 +40,7 @@ from edgeformer.report.sentences import portability_notes, portability_notes_her
 from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import stored_twice
+from tests.export import graphs
 from tests.export.language_run import LOOPS, exported_language_run
 
 ROWS, POSITIONS, SIZE = 3000, 40, 32
@@ -154,14 +155,10 @@ def product(weight: list[onnx.NodeProto], operands: list[str], **attributes: flo
 
 def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> None:
     weight = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).numpy()
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")],
-        "one product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 5])],
-        [numpy_helper.from_array(weight, "weight")],
-    )
-    model = onnx_ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    ports = {"x": SIZE, "y": 5}
+    inputs, outputs = ([graphs.value(name, TensorProto.FLOAT, [None, size])] for name, size in ports.items())
+    stored = [numpy_helper.from_array(weight, "weight")]
+    model = onnx_ir.from_proto(graphs.model(graphs.nodes("y = MatMul(x, weight)"), inputs, outputs, stored, opset=18))
     rows = np.random.default_rng(1).normal(size=(4, SIZE)).astype(np.float32)
     rows[0] *= 300  # as [SEP] of a BERT
     rows[1] = 0
@@ -183,9 +180,8 @@ def test_a_product_is_quantized_or_refused_in_every_opset(caplog: pytest.LogCapt
     assert caplog.records == [], "the quantizer would warn through the root logger"
     transposed = [helper.make_node("Transpose", ["w"], ["v"])]
     for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
-        with pytest.raises(
-            EdgeformerError, match=f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
-        ):
+        message = f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
+        with pytest.raises(EdgeformerError, match=message):
             quantize_int8(model)
 
 
@@ -298,14 +294,10 @@ def test_merged_attention_computes_the_same(
         inputs[value.name] = draw.normal(size=shape).astype(np.float32)
     inputs["input_ids"] = draw.integers(0, 60, (batch, new))
     inputs["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
-    result = []
-    for name, graph in (("apart", written_out), ("merged", merged)):
-        write_graph(graph, tmp_path / f"{name}.onnx")
-        with OnnxSession(tmp_path / f"{name}.onnx") as session:
-            result.append(session.run(inputs))
-    assert result[0].keys() == result[1].keys()
-    for name, array in result[0].items():
-        assert np.allclose(array, result[1][name], atol=2e-5, rtol=0), name
+    expected, result = (run(graph, tmp_path / "graph.onnx", inputs) for graph in (written_out, merged))
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.allclose(array, result[name], atol=2e-5, rtol=0), name
 
 
 @pytest.mark.parametrize("changed", ["upper", "least"])
@@ -364,10 +356,7 @@ def test_a_decoders_weights_have_blocks_and_its_head_8_bits(
     widths = Counter(node.attributes.get_int("bits", 0) for node in nodes if node.op_type == "MatMulNBits")
     assert widths == Counter(bits) + Counter({8: 1})  # five products of 2 layers × 3 iterations, and the head
     assert sum(node.op_type == "GroupQueryAttention" for node in nodes) == 6
-    expected, results = (
-        decoded(graph, tmp_path / f"{number}.onnx")
-        for number, graph in enumerate((decoder_graphs.decode, quantized.decode))
-    )
+    expected, results = (decoded(graph.decode, tmp_path / "graph.onnx") for graph in (decoder_graphs, quantized))
     assert np.abs(results[-3] - expected[-3]).max() < tolerance * expected[-3].std()
 
 
