@@ -15,9 +15,5 @@ def on_disk(disk: Path, options: str, *command: str) -> subprocess.CompletedProc
         command: and its arguments.
     """
     mount = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command]
+    return subprocess.run(line, capture_output=True, text=True, check=False)

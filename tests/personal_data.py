@@ -39,9 +39,8 @@ def _value(generator: random.Random, label: str) -> str:
     if label == "PERSON":
         return choose((f"{choose(_FIRST)} {surname}", f"{choose(_FIRST)}-{choose(_FIRST)} {surname}", surname))
     if label == "EMAIL":
-        return (
-            f"{choose(_FIRST)}.{surname}{choose(('', '7'))}@{choose(_START)}.{choose(('de', 'com', 'co.uk'))}".lower()
-        )
+        name = f"{choose(_FIRST)}.{surname}{choose(('', '7'))}"
+        return f"{name}@{choose(_START)}.{choose(('de', 'com', 'co.uk'))}".lower()
     day, month, year = generator.randint(1, 28), generator.randint(1, 12), generator.randint(1950, 2025)
     if label == "DATE":
         return choose((f"{day}.{month}.{year}", f"{day}. {choose(_MONTHS)} {year}", f"{year}-{month:02}-{day:02}"))

@@ -105,14 +105,14 @@ def test_files_without_a_checksum_are_not_opened(folder: Path) -> None:
         bundle.golden()
 
 
+ENGINE = {"format": "tensorrt-rtx", "built_for": {"compute_capability": "8.9"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"status": "rejected", "reason": "parity 0.4 above 0.05", "file": None}, r"not built \(rejected: parity 0\.4"),
-        (
-            {"format": "tensorrt-rtx", "built_for": {"compute_capability": "8.9"}},
-            r"engine was built for compute capability 8\.9 and cannot run here",
-        ),
+        (ENGINE, r"engine was built for compute capability 8\.9 and cannot run here"),
         ({"format": "abacus"}, "opens the format 'abacus', only .*onnx"),
     ],
     ids=["rejected", "another GPU", "unknown format"],
@@ -142,12 +142,10 @@ def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exits_and_loops() -> None:
     classifier, language = (opened(OLD / name / "bundle") for name in ("classifier-v1", "language-v1"))
     assert (classifier.loops, language.loops) == (2, 4)
-    assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == {
-        "onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2),
-    }  # fmt: skip
-    assert {a.id: language.exits(a) for a in language.built("full", "exit", "step") if a.precision == "fp32"} == {
-        "onnx-fp32": (4,), "onnx-fp32-exit2": (2,), "onnx-fp32-step": (2, 4),
-    }  # fmt: skip
+    exits = {"onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2)}
+    assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == exits
+    exits, roles = {"onnx-fp32": (4,), "onnx-fp32-exit2": (2,), "onnx-fp32-step": (2, 4)}, ("full", "exit", "step")
+    assert {a.id: language.exits(a) for a in language.built(*roles) if a.precision == "fp32"} == exits
 
 
 def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
@@ -251,9 +249,8 @@ class TestExternalData:
         table.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
         manifest = folder / "bundle.json"
-        manifest.write_text(
-            manifest.read_text(encoding="utf-8").replace(original_sha256, sha256_of(path)), encoding="utf-8"
-        )
+        listed = manifest.read_text(encoding="utf-8").replace(original_sha256, sha256_of(path))
+        manifest.write_text(listed, encoding="utf-8")
         (tmp_path / "data.tsv").write_text("label\ttext\nnegative\tx\npositive\ty\n", encoding="utf-8")
         arguments = {
             "evaluate": ["--data", "data.tsv", "--artifact", "onnx-fp32"],

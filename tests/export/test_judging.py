@@ -75,7 +75,7 @@ def write_exit(path: Path, loop: int, inputs: Values = READ, **changes: Any) -> 
     write(path, steps, inputs, {"logits": LOGITS}, stored | changes)
 
 
-def write_steps(folder: Path) -> dict[str, str]:
+def write_steps(folder: Path) -> None:
     """Embed, loop and the last loop's readout, and the first exit's own one."""
     inputs: Values = {"input_ids": READ["input_ids"]}
     embed: list[Step] = [("Gather", ["table", "input_ids"], "state")]
@@ -87,7 +87,6 @@ def write_steps(folder: Path) -> dict[str, str]:
     biased: list[Step] = [("MatMul", ["state", "head"], "product"), ("Add", ["product", "bias"], "logits")]
     stored = {"head": HEADS[1], "bias": BIAS}
     write(folder / "readout_exit1.onnx", biased, {"state": TOKENS}, {"logits": LOGITS}, stored)
-    return {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
 
 
 def write_decode(path: Path, table: np.ndarray = TABLE) -> None:

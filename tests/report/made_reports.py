@@ -73,13 +73,9 @@ LATENCY = Check(
 SIZE = Check(
     name="size", artifact="onnx-fp32", limit=100 * MIB, value=20 * MIB, unit="bytes", status="pass", basis="measured"
 )
-PROFILE = {
-    "name": "card",
-    "title": "A card",
-    "kind": "cuda",
-    "bandwidth_bytes_per_s": {"value": 192e9, "source": "a data sheet", "verified": False},
-    "peaks": {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}},
-}
+BANDWIDTH = {"value": 192e9, "source": "a data sheet", "verified": False}
+PEAKS = {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}}
+PROFILE = {"name": "card", "title": "A card", "kind": "cuda", "bandwidth_bytes_per_s": BANDWIDTH, "peaks": PEAKS}
 
 
 def made_search() -> Choice:
@@ -126,14 +122,10 @@ ARTIFACT_NAMES += ["tensorrt-rtx-fp16", "tensorrt-rtx-fp16-exit1"]
 
 def crowded_report() -> Report:
     """Eleven artifacts, measured on this host with much noise and estimated for the device."""
-    rows = [
-        made_row(
-            measured(stable=False, warnings=(f"the calls vary by {i}.5% (above 2.5% is noisy)", "drifted: 1 to 2 ms")),
-            artifact=name,
-            threads=2,
-        )
-        for i, name in enumerate(ARTIFACT_NAMES)
-    ]
+    rows = []
+    for i, name in enumerate(ARTIFACT_NAMES):
+        warnings = (f"the calls vary by {i}.5% (above 2.5% is noisy)", "drifted: 1 to 2 ms")
+        rows.append(made_row(measured(stable=False, warnings=warnings), artifact=name, threads=2))
     device = {"provider": "CPUExecutionProvider", "threads": 4}
     rows += [made_row(estimated(10.5, 98.5), "device", artifact=name, **device) for name in ARTIFACT_NAMES]
     checks = [check.model_copy(update={"artifact": name}) for name in ARTIFACT_NAMES for check in (SIZE, LATENCY)]

@@ -34,12 +34,9 @@ from tests.report.made_reports import (
 )
 
 OPEN_LATENCY = LATENCY.model_copy(update={"status": "unknown", "value": None, "basis": None, "reason": "absent"})
-PARTIAL = Verdict(
-    status="pass",
-    checks=(SIZE, SIZE.model_copy(update={"name": "memory"})),
-    judged=("size", "memory"),
-    not_judged=(NotJudged(name="latency", reason="the profile rtx4050 sets no limit"),),
-)
+NOT_JUDGED = NotJudged(name="latency", reason="the profile rtx4050 sets no limit")
+BOTH = (SIZE, SIZE.model_copy(update={"name": "memory"}))
+PARTIAL = Verdict(status="pass", checks=BOTH, judged=("size", "memory"), not_judged=(NOT_JUDGED,))
 Renderer = Callable[[Report], str]
 every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, html_of])
 
@@ -146,10 +143,8 @@ class TestTerminal:
 
     def test_every_runtime_has_its_own_first_call(self) -> None:
         providers = ("CPUExecutionProvider", "openvino-cpu")
-        rows = [
-            made_row(measured(p50), phase="cold", provider=provider, threads=2)
-            for provider, p50 in zip(providers, (30.0, 900.0), strict=True)
-        ]
+        cold = zip(providers, (30.0, 900.0), strict=True)
+        rows = [made_row(measured(p50), phase="cold", provider=name, threads=2) for name, p50 in cold]
         rows += [made_row(measured(5.0), provider=provider, threads=2) for provider in providers]
         report = made_report(*rows)
         table = measurement_columns(report).pick("provider", "phase", "first_call").csv(report.rows)
@@ -196,30 +191,23 @@ class TestSearch:
         text = render(report)
         assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95% interval)" in text
         assert "0.9200 (" not in text, "a score without an interval has none"
-        sentence = (
-            "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least 0.93. "
-        )
-        assert verdict_sentence(report).startswith(sentence)
+        sentence = "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least "
+        assert verdict_sentence(report).startswith(f"{sentence}0.93. ")
 
 
 def test_files_are_written_and_leftovers_of_killed_processes_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgeformer.report.canvas.can_draw", lambda: False)  # drawing takes seconds
-    names = {
-        ".rtx4050.json.abc.tmp.json": 3700,
-        ".rtx4050.json.xyz.tmp.json": 3500,  # may be of a running process
-        ".host.json.abc.tmp.json": 3700,  # of another report
-        "rtx4050.tmp.json": 3700,
-    }
-    (tmp_path / "reports").mkdir()
-    for name, age_s in names.items():
-        (tmp_path / "reports" / name).write_text("{", encoding="utf-8")
-        os.utime(tmp_path / "reports" / name, (time.time() - age_s, time.time() - age_s))
+    folder, leftover = tmp_path / "reports", ".rtx4050.json.abc.tmp.json"
+    kept = {".rtx4050.json.xyz.tmp.json", ".host.json.abc.tmp.json", "rtx4050.tmp.json"}
+    folder.mkdir()
+    for name in (leftover, *kept):
+        age_s = 3500 if "xyz" in name else 3700  # the younger one may be of a running process
+        (folder / name).write_text("{", encoding="utf-8")
+        os.utime(folder / name, (time.time() - age_s, time.time() - age_s))
     report = made_report()
     paths = write_report(report, Location(run=tmp_path, bundle=None))
     assert [path.name for path in paths] == [f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
     assert Report.model_validate_json(paths[0].read_bytes(), strict=False) == report
-    assert {path.name for path in (tmp_path / "reports").iterdir()} - {path.name for path in paths} == {*names} - {
-        ".rtx4050.json.abc.tmp.json"
-    }
+    assert {path.name for path in folder.iterdir()} == kept | {path.name for path in paths}

@@ -56,11 +56,8 @@ def test_the_folder_has_table_page_and_figures(place: Path) -> None:
         (row,) = [r for r in result["evaluation"]["rows"] if (r["artifact"], r["split"]) == ("torch", name)]
         assert unpacked(text, row["n"]).mean() == pytest.approx(row["accuracy"])
     assert [(pair.run, pair.against) for pair in table.pairs] == [("second", "first")]
-    assert (
-        table.pairs[0].difference
-        == pytest.approx(second.cells["accuracy"].mean - first.cells["accuracy"].values[0], abs=1e-9)
-        and "Second − First" in page
-    )
+    difference = second.cells["accuracy"].mean - first.cells["accuracy"].values[0]
+    assert table.pairs[0].difference == pytest.approx(difference, abs=1e-9) and "Second − First" in page
     assert (2, "onnx-fp16") in scored and not any(epochs == 1 and "onnx" in name for epochs, name in scored)
 
 

@@ -33,11 +33,7 @@ def run(label: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> dict[str, 
 def study(name: str, runs: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
     """The content of a study's file."""
     table = {"rows": "tests", "columns": ["parameters", "accuracy", "loss"], **more.pop("table", {})}
-    text = {
-        "title": f"The study {name}",
-        "element": "no table of a paper",
-        "protocol": "Two epochs of next to nothing.",
-    }
+    text = {"title": f"The study {name}", "element": "no table of a paper", "protocol": "Two epochs."}
     return {"name": name, **text, "runs": runs, "table": table, **more}
 
 

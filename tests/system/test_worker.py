@@ -57,11 +57,7 @@ def test_messages_arrive_in_order_without_what_libraries_print(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("program", "says", "died"),
     [
-        (
-            "sys.stderr.write('one\\ntwo\\n'); sys.exit(3)",
-            "the asking process ended early: exit code 3; last line",
-            True,
-        ),
+        ("sys.stderr.write('one\\ntwo\\n'); sys.exit(3)", "the asking process ended early: exit code 3; last", True),
         ("send(Answer(number=1)); os._exit(0)", "the asking process ended early: exit code 0", True),
         ("send(Question(number=1))", "the asking process wrote an unreadable message: b'Question {", False),
         ("time.sleep(60)", "the asking process gave no sign of life for 2 s and was stopped", False),
