@@ -47,9 +47,7 @@ def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_what_comes_between_the_two_renames_undoes_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
+def test_what_comes_between_the_two_renames_undoes_the_first(tmp_path, monkeypatch, error):
     folder = tmp_path / "bundle"
     write_text(folder / "one", "1")
     replace = Path.replace
@@ -98,9 +96,7 @@ def test_a_large_file_is_hashed_piece_by_piece_and_read_up_to_a_limit(tmp_path: 
     assert (raised.value.errno, raised.value.filename) == (errno.EFBIG, str(path))
 
 
-def test_a_folder_that_is_replaced_waits_aside_under_a_name_that_restoring_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_replaced_waits_aside_under_a_name_that_restoring_knows(tmp_path, monkeypatch):
     folder, replace, asides = tmp_path / "bundle", Path.replace, []
     write_text(folder / "one", "1")
 

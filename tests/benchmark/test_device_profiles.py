@@ -16,7 +16,6 @@ from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import shipped_names
 from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
-from tests.cli.in_process import Edgeformer
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "profiles.md"
@@ -130,9 +129,7 @@ def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
         ("NVIDIA H200", 143771, "h200"),
     ],
 )
-def test_a_card_is_its_own_profile_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, name: str, mib: int, profile: str
-) -> None:
+def test_a_card_is_its_own_profile_and_no_other(monkeypatch, name, mib, profile):
     assert present(monkeypatch, card(name, mib * MIB)) == [profile]
 
 
@@ -189,9 +186,7 @@ ORIN = card("Orin (nvgpu)", None)
 
 
 @pytest.mark.parametrize("part", [*JETSONS, "p3767-0001", "p3767-0004", "p3701-0004"])
-def test_jetsons_are_told_apart_by_their_part_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_jetsons_are_told_apart_by_their_part_number(tmp_path, monkeypatch, part):
     monkeypatch.setattr(nvidia, "gpus", lambda: [ORIN])
     # Some board makers' model text names another module: it decides nothing.
     root = jetson(tmp_path, part, "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super")
@@ -221,9 +216,7 @@ def test_jetsons_are_told_apart_by_their_part_number(
         ("model name\t: Intel(R) N1000\n", None, None),
     ],
 )
-def test_a_cpu_is_its_own_profile_and_no_other(
-    tmp_path: Path, cpuinfo: str, model: str | None, profile: str | None
-) -> None:
+def test_a_cpu_is_its_own_profile_and_no_other(tmp_path, cpuinfo, model, profile):
     tree = tmp_path / "proc" / "device-tree"
     tree.mkdir(parents=True)
     (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
@@ -252,9 +245,7 @@ calibration:
 """
 
 
-def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(
-    tmp_path: Path, edgeformer: Edgeformer
-) -> None:
+def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp_path, edgeformer):
     local = tmp_path / "artifacts" / "profiles"
     local.mkdir(parents=True)
     (local / "host.yaml").write_text(CALIBRATED, encoding="utf-8")

@@ -222,9 +222,7 @@ def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:
     assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
 
 
-def test_output_files_are_checked_before_measuring(
-    slower: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
-) -> None:
+def test_output_files_are_checked_before_measuring(slower, baseline, tmp_path, monkeypatch, edgeformer):
     monkeypatch.setattr(gate_module, "gate_bundles", None)  # measuring would be another error
     (tmp_path / "file").write_text("", encoding="utf-8")
     requested = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]

@@ -26,7 +26,6 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Location, locate
 from edgeformer.tasks import get_task
-from tests.cli.in_process import Edgeformer
 from tests.measurement.measuring_child import RULES
 
 HOST = load_profile("host")
@@ -87,9 +86,7 @@ def held_out(tmp_path: Path) -> Path:
     return path
 
 
-def test_scores_are_those_of_evaluate_on_the_shared_test_set_or_a_file(
-    baseline: Bundle, one_row_more: Bundle, held_out: Path
-) -> None:
+def test_scores_are_those_of_evaluate_on_the_shared_test_set_or_a_file(baseline, one_row_more, held_out):
     check = score_of(baseline, baseline)
     scored = evaluate(locate(str(baseline.folder), baseline.folder), EvaluateOptions(artifact=FP32)).rows[0]
     assert (check.status, check.rows, check.change) == ("pass", scored.n, 0.0)
@@ -102,9 +99,7 @@ def test_scores_are_those_of_evaluate_on_the_shared_test_set_or_a_file(
     assert "200 rows: the file held_out.csv" in check.reason
 
 
-def test_with_one_row_more_the_rows_that_the_candidate_trained_on_are_left_out(
-    baseline: Bundle, one_row_more: Bundle
-) -> None:
+def test_with_one_row_more_the_rows_that_the_candidate_trained_on_are_left_out(baseline, one_row_more):
     check = score_of(one_row_more, baseline)
     data: Any = baseline.data
     mine = {name: baseline.task.rows.set_texts(data, name) for name in ("validation", "random-split")}
@@ -127,9 +122,7 @@ def test_labels_are_matched_by_name(baseline: Bundle, swapped: Bundle, held_out:
     assert check.status == "undecided" and "the candidate lacks the label 'positive'" in check.reason
 
 
-def test_data_that_changed_leave_it_undecided_with_the_remedy(
-    baseline: Bundle, one_row_more: Bundle, tmp_path: Path, held_out: Path
-) -> None:
+def test_data_that_changed_leave_it_undecided_with_the_remedy(baseline, one_row_more, tmp_path, held_out):
     """The file was changed in place: the baseline's rows cannot be drawn again, and export's scores are of others."""
     prints = baseline.manifest.data_fingerprints
     lost_rows = changed(one_row_more.folder, tmp_path / "lost", data_fingerprints=dict(prints))
@@ -224,9 +217,7 @@ def gated(candidate: Bundle, baseline: Bundle, eval_data: Path | None = None) ->
 
 
 @pytest.mark.usefixtures("timed_well")
-def test_a_gate_with_an_unknown_score_does_not_pass(
-    baseline: Bundle, swapped: Bundle, tmp_path: Path, held_out: Path
-) -> None:
+def test_a_gate_with_an_unknown_score_does_not_pass(baseline, swapped, tmp_path, held_out):
     """The issue's case: other rows were called unknown, and 0.94 against 0.14 passed."""
     assert gated(baseline, baseline).exit_code == 0
     assert gated(swapped, baseline).exit_code == 3
@@ -247,9 +238,7 @@ def test_every_provider_of_a_runtime_is_scored(baseline: Bundle) -> None:
 
 
 @pytest.mark.usefixtures("timed_well")
-def test_the_command_scores_on_a_file_and_says_so(
-    baseline: Bundle, swapped: Bundle, held_out: Path, tmp_path: Path, edgeformer: Edgeformer
-) -> None:
+def test_the_command_scores_on_a_file_and_says_so(baseline, swapped, held_out, tmp_path, edgeformer):
     requested = ["gate", str(swapped.folder), "--device", "host", "--artifact", FP32, "--against", str(baseline.folder)]
     files = ["--junit", str(tmp_path / "gate.xml"), "--summary", str(tmp_path / "gate.md")]
     gate = json.loads(edgeformer(*requested, "--eval-data", str(held_out), *files, "--json", code=3))

@@ -71,9 +71,7 @@ def test_progress_says_how_much_is_left(bundle: Path) -> None:
     assert re.fullmatch(r"Measuring model \(2 of 2, about \d+ s left\)", *others)
 
 
-def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_absent_device_gets_rows_that_say_so_and_its_size_is_judged(bundle, monkeypatch):
     monkeypatch.setattr(nvidia, "gpus", list)
     options = replace(FAST, artifacts=("model",), batches=(1,), max_size_bytes=1000)
     report = profile_bundle(Location(None, bundle), load_profile("rtx4050"), options)
@@ -182,9 +180,7 @@ def test_artifacts_that_never_run_on_the_device_are_left_out(on_pi: Report, two_
     assert "every artifact that no" in verdict_sentence(report)
 
 
-def test_the_verdict_on_an_absent_device_precedes_all_measurements(
-    two_graphs: Path, on_pi: Report, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verdict_on_an_absent_device_precedes_all_measurements(two_graphs, on_pi, monkeypatch):
     """What is estimated first is what the report says in the end; without the host nothing else is done."""
     first: list[Report] = []
 

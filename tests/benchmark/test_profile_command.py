@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.cli.in_process import Edgeformer
 from tests.runtimes.tiny_bundle import write_bundle
 
 
@@ -34,9 +32,7 @@ from tests.runtimes.tiny_bundle import write_bundle
         ("calibrate", "--choose", "No such option"),
     ],
 )
-def test_options_that_make_no_sense(
-    tmp_path: Path, edgeformer: Edgeformer, command: str, options: str, expected: str
-) -> None:
+def test_options_that_make_no_sense(tmp_path, edgeformer, command, options, expected):
     folder = write_bundle(tmp_path / "bundle")
     files = sorted(folder.rglob("*"))
     printed = edgeformer(command, str(folder), "--device", "host", "--json", *options.split(), code=2)

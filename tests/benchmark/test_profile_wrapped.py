@@ -124,9 +124,7 @@ def test_the_command_takes_any_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["theirs/gone.onnx"], "no run 'theirs/gone.onnx'"),
     ],
 )
-def test_slips(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer, arguments: list[str], says: str
-) -> None:
+def test_slips(tmp_path, monkeypatch, edgeformer, arguments, says):
     import_onnx(save(tmp_path / "theirs", graphs.convolutions()), tmp_path / "bundle")
     monkeypatch.chdir(tmp_path)
     printed = edgeformer("profile", *arguments, "--device", "raspberry-pi-5", code=2)

@@ -108,9 +108,7 @@ def test_a_verdict_names_what_was_judged_and_what_was_not() -> None:
         ({"memory_bytes": Memory(status="estimated", peak=5)}, {}, {"memory": "unknown"}),
     ],
 )
-def test_only_known_values_of_the_judged_call_decide(
-    changes: dict[str, Any], budget: dict[str, Any], expected: dict[str, str]
-) -> None:
+def test_only_known_values_of_the_judged_call_decide(changes, budget, expected):
     assert expected.items() <= statuses(row(**changes), **budget).items()
 
 

@@ -27,9 +27,7 @@ ROW = {
         (LLAMA, 1, 1, 64, 2 * 7.505e9, 0.01),
     ],
 )
-def test_operations_of_transformers(
-    model: str, batch: int, size: int, past: int, operations: float, tolerance: float
-) -> None:
+def test_operations_of_transformers(model, batch, size, past, operations, tolerance):
     nodes = operators(model, batch, size, past)
     assert nodes is not None
     assert total(count_nodes(nodes)).operations == pytest.approx(operations, rel=tolerance)

@@ -34,9 +34,7 @@ def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[st
         assert part in displayed and "…" not in displayed and "left_s" not in displayed
 
 
-def test_lines_come_though_the_work_does_not_advance(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_come_though_the_work_does_not_advance(monkeypatch, capsys):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
     lines = Lines()
     lines.start("Predicting the peak memory", None)
@@ -63,9 +61,7 @@ def test_lines_come_though_the_work_does_not_advance(
     assert capsys.readouterr().err == ""
 
 
-def test_time_left_does_not_grow_while_a_unit_takes_longer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_left_does_not_grow_while_a_unit_takes_longer(monkeypatch, capsys):
     now_s = 0.0
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.02)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))

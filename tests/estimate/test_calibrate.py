@@ -200,9 +200,7 @@ def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespa
     assert messages.lines == [f"the calibration is unreliable, because {text}; calibrate again on an idle machine"]
 
 
-def test_a_disturbed_calibration_keeps_the_profile_that_is_there(
-    bundle: Path, host: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_disturbed_calibration_keeps_the_profile_that_is_there(bundle, host, tmp_path):
     host.disturbed = {"fp32": "other processes used 1.4 cores"}
     options = CalibrationOptions(True, False, (), None, None)
     (tmp_path / "host.yaml").write_text("an earlier calibration", encoding="utf-8")
@@ -420,9 +418,7 @@ def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(ha
 CARD = "NVIDIA H100 80GB HBM3"
 
 
-def test_a_card_is_checked_in_both_precisions_where_it_is(
-    halves: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_card_is_checked_in_both_precisions_where_it_is(halves, machine, monkeypatch, tmp_path):
     card, options = load_profile("h100"), CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
     target = DevicePresence(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
     monkeypatch.setattr(calibrate_module, "find_target", lambda device: target)

@@ -80,9 +80,7 @@ def row_for(target: DeviceProfile, of: ArtifactManifest, origin: ArtifactManifes
     ("kind", "precision", "float_bytes"),
     [("cpu", "fp32", None), ("cpu", "fp16", None), ("cuda", "fp32", None), ("cuda", "fp16", 2), ("cuda", "int8", None)],
 )
-def test_a_row_is_the_work_of_its_nodes_at_published_factors(
-    kind: str, precision: str, float_bytes: int | None
-) -> None:
+def test_a_row_is_the_work_of_its_nodes_at_published_factors(kind, precision, float_bytes):
     target, of = device(kind), artifact(precision)
     works = count_nodes(NODES, float_bytes)
     weights = stored_weight_bytes(NODES, works, of)
@@ -207,9 +205,7 @@ GUESS = "so the range is a guess"
         (calibrated(*(checked("fp32", 0.4),) * 3, checked("fp32", 0.5)), artifact(), ITEM, 0.8, "of this model"),
     ],
 )
-def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(
-    target: DeviceProfile, of: ArtifactManifest, item: Item, log2: float, says: str
-) -> None:
+def test_a_range_is_as_narrow_as_what_is_known_of_this_model_or_of_others(target, of, item, log2, says):
     latency = estimate_row(Case(of, of, target, run="mine"), listed(item), item).latency_ms
     assert latency.p50 is not None and latency.high is not None
     assert latency.high / latency.p50 == pytest.approx(2**log2)
@@ -344,9 +340,7 @@ def test_a_shape_that_the_graph_refuses_does_not_stop_the_others(bundle: Path) -
         ("import sys; sys.stderr.write('out of luck'); raise SystemExit(7)", "last line on stderr: out of luck"),
     ],
 )
-def test_a_listing_process_that_dies_is_a_reason(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, says: str
-) -> None:
+def test_a_listing_process_that_dies_is_a_reason(monkeypatch, bundle, program, says):
     monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", program])
     assert says in reason(bundle, device())
     with pytest.raises(EdgeformerError, match="were not measured"):

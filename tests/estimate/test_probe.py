@@ -58,9 +58,7 @@ def products_at(*rates: float) -> list[ProductTime]:
         ((9, 9, 8, 3, 3), None, 64),
     ],
 )
-def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(
-    rates: tuple[float, ...], stated_mib: int | None, mib: int
-) -> None:
+def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(rates, stated_mib, mib):
     size, source = cache_bytes(products_at(*rates), stated_mib and stated_mib << 20)
     assert size == mib << 20
     assert source == ("as Linux says" if mib == stated_mib else source) and source
@@ -85,9 +83,7 @@ def test_host_facts_are_the_fastest_products_with_their_source() -> None:
 
 
 @pytest.mark.parametrize(("busy_s", "text"), [(1.0, None), (1.15, None), (1.9, "other processes used 0.9 cores")])
-def test_other_work_beside_a_measurement_is_seen(
-    monkeypatch: pytest.MonkeyPatch, busy_s: float, text: str | None
-) -> None:
+def test_other_work_beside_a_measurement_is_seen(monkeypatch, busy_s, text):
     """One second, in which this process used one core."""
     start, end = (CpuReading(second, second * busy_s, second, 0.0, None) for second in (0.0, 1.0))
     monkeypatch.setattr(probe, "read_cpu", lambda: end)

@@ -48,9 +48,7 @@ RECORD = PublishedRecord(
         ("decode", (1, 0, 0, 0, 0, 9, 9), "decode"),
     ],
 )
-def test_calls_of_convolutional_networks_have_errors_of_their_own(
-    phase: str, work: tuple[float, ...], expected: str
-) -> None:
+def test_calls_of_convolutional_networks_have_errors_of_their_own(phase, work, expected):
     assert phase_of(phase, work) == expected
 
 
@@ -83,9 +81,7 @@ def test_factors_and_nearest_times_of_a_setting() -> None:
         ({"device": "new", "runtime": "litert"}, 4.0, 99, "on other CPUs"),
     ],
 )
-def test_errors_are_those_of_the_narrowest_group(
-    changes: dict[str, str], factor: float, rows: int, subject: str
-) -> None:
+def test_errors_are_those_of_the_narrowest_group(changes, factor, rows, subject):
     found, errors, measured = RECORD.errors_of(SETTING._replace(**changes))
     assert (found, errors.rows, measured) == (factor, rows, subject)
 

@@ -110,9 +110,7 @@ ATTENTION = NodeWork("attention", "product of activations", 9e6, 0.0, 4e3)
         (MOVED, HELD, {"memory": 0.36}),  # more than the cache holds
     ],
 )
-def test_work_takes_its_time_at_the_rates_of_the_device(
-    work: NodeWork, weights: float, expected: dict[str, float]
-) -> None:
+def test_work_takes_its_time_at_the_rates_of_the_device(work, weights, expected):
     every = dict.fromkeys(WORK, 0.0) | {"kernels": 0.003} | expected
     found = work_ms([work], CPU, weights, fused=False)
     assert dict(zip(WORK, found, strict=True)) == pytest.approx(every, rel=1e-9)
@@ -236,9 +234,7 @@ def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypat
         ({"versions": {"onnxruntime": "1.22.1"}}, "ONNX Runtime 1.22 (this host: 1.23)"),
     ],
 )
-def test_a_processor_of_the_same_name_may_be_another_one(
-    noted: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_of_the_same_name_may_be_another_one(noted, says, monkeypatch):
     monkeypatch.setattr(roofline, "cpu_name", lambda: "Xeon Processor")
     monkeypatch.setattr(roofline, "kernel_flags", lambda: ("avx512f", "avx2"))
     monkeypatch.setattr(roofline, "stated_cache_bytes", lambda: 2**25)

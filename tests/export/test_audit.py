@@ -70,9 +70,7 @@ READ = node("Gather", "table ids", "x")
     ],
     ids=["tied", "rotary", "headless"],
 )  # fmt: skip
-def test_weight_bytes_by_part(
-    nodes: list[onnx.NodeProto], tensors: list[onnx.TensorProto], parts: dict[str, int]
-) -> None:
+def test_weight_bytes_by_part(nodes, tensors, parts):
     assert weight_parts(graph(nodes, [stored("table", 40, 8), *tensors])) == {"embeddings": 4 * 320, **parts}
 
 

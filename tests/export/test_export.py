@@ -41,9 +41,7 @@ def sharing(artifact: ArtifactManifest) -> Sharing:
     return artifact.sharing
 
 
-def test_both_precisions_are_close_and_store_every_weight_once(
-    fresh_run: Path, artifacts: dict[str, ArtifactManifest]
-) -> None:
+def test_both_precisions_are_close_and_store_every_weight_once(fresh_run, artifacts):
     parameters = read_run(fresh_run).parameters
     assert set(artifacts) == {"onnx-fp32", "onnx-fp16"} and Bundle.open(fresh_run / "bundle").manifest.loops == 2
     for artifact in artifacts.values():

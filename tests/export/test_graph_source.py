@@ -123,9 +123,7 @@ def test_a_weight_that_must_stay_fp32_blocks_no_other(tmp_path: Path, name: str)
         ({"transA": 1, "beta": 0.5}, ["t", "v", "b"], 1),
     ],
 )  # fmt: skip
-def test_a_gemm_with_factors_is_quantized(
-    tmp_path: Path, attributes: dict[str, float], inputs: list[str], products: int
-) -> None:
+def test_a_gemm_with_factors_is_quantized(tmp_path, attributes, inputs, products):
     nodes = [*([TURN] if "t" in inputs else []), helper.make_node("Gemm", inputs, ["y"], **attributes)]
     graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
     graph.graph.initializer.extend([graphs.weights("b", 32)] if "b" in inputs else [])
@@ -266,9 +264,7 @@ class TestClassifiers:
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],
     )
-    def test_invalid_classifier_options(
-        self, folder: Path, tmp_path: Path, options: dict[str, object], says: str
-    ) -> None:
+    def test_invalid_classifier_options(self, folder, tmp_path, options, says):
         with pytest.raises(InputError, match=says):
             self.wrapped(folder, tmp_path / "bundle", **options)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -97,9 +96,7 @@ def quantized(traced: onnx_ir.Model) -> onnx_ir.Model:
     return model
 
 
-def test_answers_are_close_to_fp32(
-    module: Everything, traced: onnx_ir.Model, quantized: onnx_ir.Model, tmp_path: Path
-) -> None:
+def test_answers_are_close_to_fp32(module, traced, quantized, tmp_path):
     result = run(quantized, tmp_path / "int8.onnx", {"input_ids": IDS})
     with torch.inference_mode():
         expected = module(torch.from_numpy(IDS))
@@ -124,9 +121,7 @@ def test_products_use_seven_bits(quantized: onnx_ir.Model) -> None:
         assert (np.abs(weight.astype(int)).max(axis=0) >= 60).all()
 
 
-def test_int8_uses_standard_operators_and_stores_every_tensor_once(
-    module: Everything, quantized: onnx_ir.Model
-) -> None:
+def test_int8_uses_standard_operators_and_stores_every_tensor_once(module, quantized):
     proto, parameters = onnx_ir.to_proto(quantized), count_parameters(module)
     assert {node.domain for node in quantized.graph} == {""} and dict(quantized.opset_imports) == {"": 20}
     assert not quantized.metadata_props
@@ -276,9 +271,7 @@ def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
 
 
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
-def test_merged_attention_computes_the_same(
-    written_out: onnx_ir.Model, tmp_path: Path, batch: int, new: int, past: int
-) -> None:
+def test_merged_attention_computes_the_same(written_out, tmp_path, batch, new, past):
     merged = written_out.clone()
     assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(merged) == LOOPS
     deduplicate_weights(merged)
@@ -347,9 +340,7 @@ def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, 
 
 
 @pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
-def test_a_decoders_weights_have_blocks_and_its_head_8_bits(
-    precision: Literal["int8", "int4"], bits: dict[int, int], tolerance: float, decoder_graphs: Graphs, tmp_path: Path
-) -> None:
+def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tolerance, decoder_graphs, tmp_path):
     quantized = quantized_graphs(decoder_graphs, precision)
     assert quantized.decode is not None and decoder_graphs.decode is not None
     nodes = list(quantized.decode.graph)

@@ -41,9 +41,7 @@ LADDER = (
         ({"linear": 0.91, "frozen": 0.93}, "light-distilled", "without a teacher, light, is not trained"),
     ],
 )
-def test_models_that_promise_no_better_score_are_skipped(
-    scores: dict[str, float], model: str, reason: str | None, tmp_path: Path
-) -> None:
+def test_models_that_promise_no_better_score_are_skipped(scores, model, reason, tmp_path):
     search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), lambda *_: None)  # type: ignore[arg-type]
     measured = SearchedModel(name="", description="", run="", status="measured")
     models = tuple(measured.model_copy(update={"name": name, "score": score}) for name, score in scores.items())
@@ -58,9 +56,7 @@ def test_models_that_promise_no_better_score_are_skipped(
     [(3000, []), (120, ["--set", "training.epochs=3"]), (30, None), (5, None)],
     ids=("all", "3", "none", "no time"),
 )
-def test_epochs_that_fit_into_the_budget_are_trained(
-    budget_s: float, expected: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_that_fit_into_the_budget_are_trained(budget_s, expected, tmp_path, monkeypatch):
     progress = Messages()
     model = LadderModel("small", "", {"training": {"epochs": 10}})
     search = _ModelSearch("x", [model], "host", tmp_path, tmp_path, ModelSearchOptions(budget_s=budget_s), progress)

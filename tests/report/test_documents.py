@@ -195,9 +195,7 @@ class TestSearch:
         assert verdict_sentence(report).startswith(f"{sentence}0.93. ")
 
 
-def test_files_are_written_and_leftovers_of_killed_processes_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_written_and_leftovers_of_killed_processes_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("edgeformer.report.canvas.can_draw", lambda: False)  # drawing takes seconds
     folder, leftover = tmp_path / "reports", ".rtx4050.json.abc.tmp.json"
     kept = {".rtx4050.json.xyz.tmp.json", ".host.json.abc.tmp.json", "rtx4050.tmp.json"}

@@ -45,9 +45,7 @@ class TestArtifacts:
             ("classifier-v1", "accuracy", ("onnx-fp32-step", "onnx-int8-step")),
         ],
     )
-    def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(
-        self, name: str, metric: str, golden_only: tuple[str, ...]
-    ) -> None:
+    def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(self, name, metric, golden_only):
         bundle = old_bundle(name)
         text = rendered(artifact_table(bundle), 220)
         assert "of the validation split" in text

@@ -212,9 +212,7 @@ def test_the_program_of_the_guide(port: int, client: Any, capsys: pytest.Capture
         ({"best": 1}, 400, "best", "Extra inputs are not permitted"),
     ],
 )
-def test_invalid_requests_are_refused_in_openais_form(
-    port: int, body: dict[str, Any], status: int, param: str | None, message: str
-) -> None:
+def test_invalid_requests_are_refused_in_openais_form(port, body, status, param, message):
     reply = request(port, "/v1/completions", {"prompt": "a", **body})
     error = reply[2]["error"]
     assert (reply[0], error["type"]) == (status, "invalid_request_error") and message in error["message"], reply
@@ -343,9 +341,7 @@ def test_requests_wait_for_their_turn(run: Path, monkeypatch: pytest.MonkeyPatch
     assert gate.picked == [1, 1, 1, 3, 3, 3]
 
 
-def test_who_waits_too_long_is_refused_and_errors_reach_only_their_request(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_too_long_is_refused_and_errors_reach_only_their_request(run, monkeypatch):
     gate = Gate(monkeypatch)
     with closing(Writer(locate(str(run), run.parent), GenerateOptions())) as writer:
         queue, ids = WritingQueue(writer, ServeLimits(timeout_s=0.2), Metrics()), writer.encode(PROMPT)

@@ -18,8 +18,6 @@ from benchmarks.studies.paired import unpacked
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.study import Plan, StudyOptions, plan_study, run_study
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training.train import TrainOptions, train
 from tests.studies.tiny_study import run, study, write
 
@@ -130,9 +128,7 @@ ENCODER = [0.69111, 0.69774, 0.70010, 0.68471, 0.69950]
 CRT = [5.98147, 5.80980, 5.41923, 5.11702, 4.95232]
 
 
-def test_what_a_seeded_training_computes_is_that_of_this_revision(
-    small_recipe: ClassificationRecipe, small_language_recipe: LanguageRecipe, tmp_path: Path
-) -> None:
+def test_what_a_seeded_training_computes_is_that_of_this_revision(small_recipe, small_language_recipe, tmp_path):
     """Mean losses of 5 steps each, then the validation loss, after 20 steps."""
 
     def losses(recipe: Recipe) -> list[float]:

@@ -69,9 +69,7 @@ TAUGHT = {**run("A"), "teacher": "b"}
         ({"runs": {"a": {**run("A"), "set": {"training.epoch": 3}}}}, ["runs.a", "training.epoch", "'epochs'"]),
     ],
 )
-def test_a_bad_study_is_refused_with_file_and_key(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], texts: list[str]
-) -> None:
+def test_a_bad_study_is_refused_with_file_and_key(capsys, tmp_path, change, texts):
     path = write(tmp_path, {**study("bad", {"a": run("A")}), **change})
     assert main([path, "--artifacts", str(tmp_path / "artifacts"), "--dry-run"]) == 2
     message = " ".join(capsys.readouterr().err.split())

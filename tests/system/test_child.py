@@ -125,9 +125,7 @@ def words_of(processes: Sequence[psutil.Process]) -> str:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_nothing_is_left_of_a_killed_command(
-    arguments: list[str], started: str, tmp_path: Path, finished_run: Path
-) -> None:
+def test_nothing_is_left_of_a_killed_command(arguments, started, tmp_path, finished_run):
     shutil.copytree(finished_run, tmp_path / "artifacts" / "small")
     write_tickets(tmp_path / "tickets.csv")
     command, environment = [sys.executable, "-m", "edgeformer", *arguments], {**os.environ}
