@@ -55,7 +55,6 @@ SMALL = [
 
 
 def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
-    """The quickstart recipe with changes."""
     recipe = load_recipe("quickstart", overrides)
     assert isinstance(recipe, ClassificationRecipe)
     return recipe
@@ -63,7 +62,6 @@ def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
 
 @pytest.fixture(scope="session")
 def small_recipe() -> ClassificationRecipe:
-    """A recipe that trains in a second or two on synthetic reviews."""
     return classifier_recipe(SMALL)
 
 
@@ -106,7 +104,6 @@ SMALL_LANGUAGE = [
 
 @pytest.fixture(scope="session")
 def small_language_recipe() -> LanguageRecipe:
-    """A language model's recipe that trains in a few seconds."""
     recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
     assert isinstance(recipe, LanguageRecipe)
     return recipe

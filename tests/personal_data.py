@@ -66,6 +66,5 @@ def sentences(count: int, seed: int = 0, each: int = 1, missed: float = 0.0) -> 
 
 
 def write_jsonl(path: Path, texts: Sequence[SpanText]) -> None:
-    """Write texts with spans as JSON Lines."""
     rows = ({"text": str(text), "spans": [span._asdict() for span in text.spans]} for text in texts)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

@@ -111,7 +111,6 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
 
 
 def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every block of docs/reference/python.md in one namespace, with short measurements."""
     short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
     monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))
     blocks = re.findall(r"^```python\n(.*?)^```$", API.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -18,7 +18,6 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name: str, *arguments: str | Path, folder: Path) -> str:
-    """Run an example in ``folder`` and return what it prints."""
     path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, EXAMPLES / name, *map(str, arguments)]

@@ -34,7 +34,6 @@ NEEDED = (
 
 
 def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
-    """Every fact of a profile, the peaks among them."""
     for owner in (profile, profile.peaks):
         for field in type(owner).model_fields:
             if isinstance(fact := getattr(owner, field), Fact):
@@ -168,7 +167,6 @@ def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit") -> Path:
-    """The root folder of a Jetson with the module ``part``."""
     tree = root / part / "proc" / "device-tree"
     tree.mkdir(parents=True)
     (tree / "model").write_bytes(model.encode() + b"\0")

@@ -40,7 +40,6 @@ def limits(*at_command: Limit, **changes: Any) -> Requirements:
 
 
 def checks(*rows: Row, **budget: Any) -> dict[str, Check]:
-    """Check by its name, of one artifact."""
     return {check.name: check for check in check_budget(rows, limits(**budget)).checks}
 
 

@@ -22,15 +22,12 @@ if _FORKS:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
-
     code: int
     out: str
     err: str
 
 
 def edgeformer(*arguments: str, cwd: Path, stdin: str = "") -> Outcome:
-    """Run ``edgeformer ARGUMENTS`` in ``cwd``, as ``python -m edgeformer`` does."""
     os.environ.update(_SETTINGS)  # libraries read them when they are imported: before the server starts
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("in", "out", "err")]

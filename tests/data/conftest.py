@@ -34,7 +34,6 @@ class Recorder(Progress):
 
 
 def write_jsonl(path: Path, rows: Iterable[Row], opener: Any = open) -> Path:
-    """Write the texts and labels of rows."""
     with opener(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps({"text": row.text, "label": row.label}) + "\n" for row in rows)
     return path
@@ -51,17 +50,14 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> Path:
 
 
 def file_sources(path: Path, **settings: Any) -> list[dict[str, Any]]:
-    """Return a part of a recipe with one file."""
     return [{"kind": "file", "path": str(path), **settings}]
 
 
 def read_set(data: Any, tokenizer: Tokenizer, split: str, trained_on: dict[str, str] | None = None) -> Any:
-    """Encode one set of a classifier's or language model's data."""
     task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
     return task.rows.read_set(data, TextReader(tokenizer, 0, 0), split, Origin(trained_on or {}, as_trained=True))
 
 
 def read_file(data: Any, tokenizer: Tokenizer, path: Path) -> Any:
-    """Encode a file for a classifier or language model."""
     task = get_task("language-modeling" if isinstance(data, TextConfig) else "classification")
     return task.rows.encode_rows(data, TextReader(tokenizer, 0, 0), task.rows.file_texts(data, path), as_trained=True)

@@ -43,7 +43,6 @@ training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: con
 
 
 def train(folder: Path, name: str) -> tuple[str, ...]:
-    """A command that reads a data file."""
     (folder / "recipe.yaml").write_text(RECIPE.replace("PATH", name), encoding="utf-8")
     return ("train", "recipe.yaml")
 

@@ -44,7 +44,6 @@ def assert_same_tokens(trimmed: Trimmed, original: Tokenizer, texts: list[str]) 
 
 @pytest.fixture(scope="module", params=["wordpiece", "bpe"])
 def stored(request: pytest.FixtureRequest) -> Tokenizer:
-    """A tokenizer with truncation and padding."""
     tokenizer = train_tokenizer(request.param, 400, TEXTS, normalizers())
     tokenizer.enable_truncation(6)
     tokenizer.enable_padding(length=20, pad_id=0)

@@ -38,11 +38,9 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """By which tests name it."""
         return self.text.splitlines()[0]
 
     def commands(self) -> list[str]:
-        """The command lines of a block of shell, without comments, in order."""
         lines = (" ".join(_without_comment(line).split()) for line in self.text.splitlines())
         return [line for line in lines if line]
 
@@ -53,7 +51,6 @@ def _without_comment(line: str) -> str:
 
 
 def blocks(document: Path) -> list[Block]:
-    """Every block of code of a document, in order."""
     results: list[Block] = []
     lines = [*document.read_text(encoding="utf-8").splitlines(), ""]
     number, previous = 0, ""
@@ -89,7 +86,6 @@ def inline_code(document: Path) -> Iterator[str]:
 
 
 def words(command: str) -> list[str]:
-    """The arguments behind ``edgeformer``, as a shell would split them."""
     program, *arguments = shlex.split(command)
     assert program == "edgeformer", command
     return arguments

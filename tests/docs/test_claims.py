@@ -148,7 +148,6 @@ def test_a_wrong_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: 
 
 
 def only_result(path: Path) -> Result:
-    """Return the result of the one claim of a file, whose results lie beside it."""
     (claim,) = judged(path, path.parent / "results").claims.values()
     assert claim.result is not None
     return claim.result

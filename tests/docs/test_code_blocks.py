@@ -102,7 +102,6 @@ def test_a_wrong_line_is_noticed(line: str) -> None:
 
 
 def examples() -> list[str]:
-    """The examples in the help of every command."""
     results: list[str] = []
     remaining: list[Any] = [typer.main.get_command(app)]
     while remaining:

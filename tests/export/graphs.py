@@ -13,7 +13,6 @@ Dims = list[int | str | None] | None
 
 
 def value(name: str, kind: int, shape: Dims) -> onnx.ValueInfoProto:
-    """An input or output."""
     return helper.make_tensor_value_info(name, kind, shape)
 
 
@@ -24,7 +23,6 @@ def weights(name: str, *shape: int, scale: float = 1.0) -> onnx.TensorProto:
 
 
 def constant(name: str, array: np.ndarray) -> onnx.TensorProto:  # type: ignore[type-arg]
-    """A stored array."""
     return numpy_helper.from_array(array, name)
 
 
@@ -41,7 +39,6 @@ def model(
     opset: int = 17,
     domains: dict[str, int] | None = None,
 ) -> onnx.ModelProto:
-    """A model of one graph."""
     graph = helper.make_graph(nodes, "graph", inputs, outputs, stored or [])
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(*pair) for pair in (domains or {}).items())]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -114,14 +111,12 @@ def norm(large: float = 400.0) -> onnx.ModelProto:
 
 
 def save(folder: Path, graph: onnx.ModelProto, name: str = "net.onnx") -> Path:
-    """Save a graph."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / name)
     return folder / name
 
 
 def save_beside(folder: Path, graph: onnx.ModelProto, location: str = "net.weights", name: str = "net.onnx") -> Path:
-    """Save a graph with external weights."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / name, save_as_external_data=True, location=location, size_threshold=100)
     return folder / name

@@ -66,7 +66,6 @@ def loops(count: int, first: str = "state_loop0") -> list[Step]:
 
 
 def write_exit(path: Path, loop: int, inputs: Values = READ, **changes: Any) -> None:
-    """The graph up to an exit."""
     stored = {"table": TABLE, "vector": VECTOR, "head": HEADS[loop], **({"bias": BIAS} if loop == 1 else {})}
     steps: list[Step] = [("Gather", ["table", "input_ids"], "state_loop0"), *loops(loop)]
     steps.append(("MatMul", [f"state_loop{loop}", "head"], "product" if loop == 1 else "logits"))
@@ -173,7 +172,6 @@ STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "rea
 
 
 def judge_one(judge: Judge, kind: str) -> ArtifactManifest:
-    """Judge one artifact: ``full`` or ``decode``."""
     files = {"full": {"exits": {3: "onnx/model.onnx"}}, "decode": {"exits": {}, "decode": "onnx/decode.onnx"}}
     (artifact,) = judge.judge_all(written(**files[kind]))
     return artifact

@@ -25,7 +25,6 @@ from tests.fakes.install import installed
 
 @pytest.fixture
 def run(finished_run: Path, tmp_path: Path) -> Path:
-    """With FP32 and FP16 in its bundle."""
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 

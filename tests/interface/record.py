@@ -44,7 +44,6 @@ UNKNOWN = {"null", "empty"}
 
 
 def load(name: str) -> Any:
-    """Return the content of a snapshot file."""
     return json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 

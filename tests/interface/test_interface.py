@@ -18,7 +18,6 @@ OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), l
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which every command of this module runs."""
     return tmp_path_factory.mktemp("interface")
 
 

@@ -40,14 +40,12 @@ CHECKED_ON_CPU = EstimateEvidence(
 
 
 def measured(p50: float = 20.0, **other: Any) -> Latency:
-    """A stable sample around ``p50`` milliseconds."""
     quantiles = tuple(p50 * (0.9 + 0.2 * index / 40) for index in range(41))
     facts = {"p90": p50 * 1.05, "mean": p50, "cv": 0.02, "n": 200, "stable": True, "quantiles_ms": quantiles, **other}
     return Latency(status="measured", p50=p50, **facts)
 
 
 def estimated(low: float = 0.5, high: float = 2.0) -> Latency:
-    """An estimate; its p50 is the geometric mean of its ends."""
     middle = (low * high) ** 0.5
     return Latency(status="estimated", p50=middle, low=low, high=high, reason="roofline over 12 kernels")
 
@@ -144,7 +142,6 @@ def rendered(content: RenderableType | Callable[[Console], None], width: int = 1
 
 
 def terminal_of(report: Report, width: int = 180, files: Sequence[Path] = ()) -> str:
-    """What `profile` prints."""
     return rendered(lambda console: print_report(report, files, console), width)
 
 
@@ -157,7 +154,6 @@ def html_of(report: Report) -> str:
 
 
 def copy_run(run: Path, folder: Path, **changes: Any) -> Path:
-    """Copy a run and change keys of its run.json."""
     shutil.copytree(run, folder)
     document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     (folder / "run.json").write_text(json.dumps({**document, **changes}), encoding="utf-8")

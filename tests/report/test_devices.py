@@ -39,7 +39,6 @@ HOSTILE = "<script>alert(1)</script>[bold]|x"
 
 
 def cells(reports: dict[str, Report], artifact: str, batch: int = 1) -> dict[str, tuple[float | None, float | None]]:
-    """p50 and ratio by device."""
     (row,) = (row for row in compare_devices(reports)["rows"] if (row["artifact"], row["batch"]) == (artifact, batch))
     return {name: (cell["p50_ms"], cell["ratio"]) for name, cell in row["devices"].items()}
 

@@ -28,7 +28,6 @@ from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, sc
 
 
 def recipes_of(name: str) -> list[Any]:
-    """The recipes of a study's rows."""
     loaded, _ = load_study(name)
     assert loaded.name == name
     changes = {row: [f"{key}={json.dumps(value)}" for key, value in loaded.changes(row).items()] for row in loaded.runs}

@@ -105,7 +105,6 @@ def test_processes_are_started_in_one_place_only() -> None:
 
 
 def words_of(processes: Sequence[psutil.Process]) -> str:
-    """Return all words of the command lines."""
     words = []
     for process in processes:
         with suppress(psutil.Error):

@@ -25,7 +25,6 @@ UNIVERSAL = platform.processor() or platform.machine()
 
 
 def write_root(root: Path, cpuinfo: str | None = None, **tree: bytes) -> Path:
-    """Write a root folder with /proc/cpuinfo and the entries of /proc/device-tree."""
     folder = root / "proc" / "device-tree"
     folder.mkdir(parents=True)
     if cpuinfo is not None:
