@@ -55,9 +55,7 @@ SMALL = [
 
 
 def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
-    recipe = load_recipe("quickstart", overrides)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return load_recipe("quickstart", overrides)
 
 
 @pytest.fixture(scope="session")
@@ -104,9 +102,7 @@ SMALL_LANGUAGE = [
 
 @pytest.fixture(scope="session")
 def small_language_recipe() -> LanguageRecipe:
-    recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
-    assert isinstance(recipe, LanguageRecipe)
-    return recipe
+    return load_recipe("crt_mini", SMALL_LANGUAGE)
 
 
 @pytest.fixture(scope="session")

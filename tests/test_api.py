@@ -97,7 +97,6 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
         shutil.copytree(OLD / name, tmp_path / name)
     run = edgeformer.Run.open(tmp_path / "classifier-v1")
     (row,) = run.evaluate(artifact="onnx-fp32").rows
-    assert run.bundle is not None
     (bundle_row,) = run.bundle.evaluate(artifact="onnx-fp32").rows
     assert (row.accuracy, row.loss) == (bundle_row.accuracy, bundle_row.loss)
     assert [saved.loss for saved in read_evaluation(run.folder).rows if saved.artifact == "onnx-fp32"] == [row.loss]

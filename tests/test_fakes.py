@@ -67,8 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_json(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     outcome = edgeformer(*arguments, "--json", cwd=folder)
     assert outcome.code == code, outcome.err
-    document: dict[str, Any] = json.loads(outcome.out)
-    return document
+    return json.loads(outcome.out)
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,6 @@ def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
 
 
 def value(fact: Fact[float] | Fact[int] | None) -> float:
-    assert fact is not None
     return fact.value
 
 

@@ -13,8 +13,7 @@ from benchmarks.bench import Case, Models, main, run
 
 
 def read_cases(folder: Path) -> dict[str, dict[str, object]]:
-    results: dict[str, dict[str, object]] = json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
-    return results
+    return json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
 
 
 def test_skipped_and_unknown_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,8 +30,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
 def read_document(options: Options, row: Row) -> dict[str, object]:
     """The one file of a row."""
     (path,) = (options.out / "dry-run").glob(f"*-{row.topic}.json")
-    document: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("row", OPEN, ids=lambda row: row.topic)

@@ -92,7 +92,6 @@ def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: De
 
 def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: DeviceProfile) -> None:
     device = validate(tiny, calibrated, [(1, 16), (8, 16)], rules=RULES)
-    assert device.calibration is not None
     cases = device.calibration.validated_on
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
     bundle = Bundle.open(tiny)
@@ -349,9 +348,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def validation(bundle: Path, device: DeviceProfile, shapes: Any, progress: Any = SILENT) -> Calibration:
-    calibration = validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
-    assert calibration is not None
-    return calibration
+    return validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
 
 
 def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(halves: Path, machine: Machine) -> None:
@@ -375,9 +372,8 @@ def test_bad_input_is_told_from_a_failed_measurement(halves: Path, machine: Mach
             validate(halves, fitted, shapes)
     with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
         validate(halves, load_profile("host"), [(1, 16)])
-    calibration = fitted.calibration
-    assert calibration is not None
-    moved = fitted.model_copy(update={"calibration": calibration.model_copy(update={"processor": "Another 9000"})})
+    elsewhere = fitted.calibration.model_copy(update={"processor": "Another 9000"})
+    moved = fitted.model_copy(update={"calibration": elsewhere})
     with pytest.raises(InputError, match="calibrated on another processor"):
         validate(halves, moved, [(1, 16)])
     assert machine.specs == []

@@ -54,9 +54,7 @@ def calls_of(**of: Any) -> list[TimedCall]:
 
 
 def fitted(calls: list[TimedCall]) -> Calibration:
-    calibration = fit(DEVICE, calls, CALL_US, BARE).calibration
-    assert calibration is not None
-    return calibration
+    return fit(DEVICE, calls, CALL_US, BARE).calibration
 
 
 def test_nnls_equals_scipys() -> None:

@@ -44,8 +44,7 @@ def language_recipe(mode: str = "packed", **model: object) -> LanguageRecipe:
     steps = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
     document["training"] = steps | ({"exit_weight": 0.0} if model.get("exits") == [] else {})
     kind = str(model.get("kind", "crt"))
-    result: LanguageRecipe = recipe_type("language-modeling", kind).model_validate(document, strict=False)
-    return result
+    return recipe_type("language-modeling", kind).model_validate(document, strict=False)
 
 
 def write_language_run(folder: Path, recipe: LanguageRecipe | None = None) -> Path:
@@ -90,7 +89,6 @@ def _everything_random(model: nn.Module) -> nn.Module:
 
 def _manifest(name: str, recipe: LanguageRecipe, model: nn.Module, data: Prepared[TextRows]) -> RunManifest:
     causality = model_spec_of(recipe).adapter.causality(model)
-    assert causality is not None
     return RunManifest(
         run=name, status="finished", task=recipe.task, recipe=recipe.name, recipe_sha256=recipe.fingerprint(),
         started="2026-11-21T00:00:00.000+00:00", parameters=count_parameters(model),

@@ -53,8 +53,7 @@ def predictions(folder: Path, *options: str) -> list[dict[str, Any]]:
     texts = ("the staff was friendly", "the food was not good", "great place and i will come back")
     outcome = edgeformer("predict", "small", *texts, "--json", *options, cwd=folder)
     assert outcome.code == 0, outcome.err
-    result: list[dict[str, Any]] = json.loads(outcome.out)["predictions"]
-    return result
+    return json.loads(outcome.out)["predictions"]
 
 
 def test_the_bundle_verifies_and_predicts_with_its_own_tokenizers(exported: tuple[Path, dict[str, Any]]) -> None:

@@ -19,7 +19,6 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.models.crt.model import CRT
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
 from edgeformer.tasks.language_modeling import LanguageScore
@@ -35,12 +34,6 @@ from tests.export.language_run import (
 )
 
 
-def model_of(run: Path) -> CRT:
-    model = load_model(run)
-    assert isinstance(model, CRT)
-    return model
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return exported_language_run(tmp_path_factory)
@@ -53,12 +46,11 @@ def artifacts(run: Path) -> dict[str, ArtifactManifest]:
 
 def test_looped_block_is_stored_once_without_unused_heads(run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
     exit_head = WORDS * 32
-    assert model_of(run).exit_heads["shared"].weight.numel() == exit_head
+    assert load_model(run).exit_heads["shared"].weight.numel() == exit_head
     for artifact in artifacts.values():
         assert artifact.status == "built", artifact.reason
         assert artifact.parity is not None and artifact.parity.n >= 8 * 32
     for artifact in (artifacts["onnx-fp32"], artifacts["onnx-int8"]):
-        assert artifact.sharing is not None
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
         assert artifact.sharing.unique_parameters == read_run(run).parameters - exit_head
     for name, products in (("full", 21), ("decode", 21), ("step", 14)):
@@ -95,7 +87,7 @@ def test_golden_outputs_equal_torch_at_every_exit(run: Path, artifacts: dict[str
     assert ids.shape == targets.shape == (8, 64) and torch.equal(ids[:, 1:], targets[:, :-1])
     for loop in (EXIT, LOOPS):
         with torch.inference_mode():
-            expected = model_of(run).logits(ids, loop).numpy()
+            expected = load_model(run).logits(ids, loop).numpy()
         values, indices = golden[f"top_values_exit{loop}"], golden[f"top_indices_exit{loop}"]
         assert values.shape == indices.shape == (8, 64, 32)
         np.testing.assert_allclose(values, np.sort(expected, axis=-1)[..., ::-1][..., :32], atol=1e-5)
@@ -137,7 +129,6 @@ def test_leaking_model_is_refused_or_marked(run: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(leaking / "bundle").manifest
     (artifact,) = bundle.artifacts
     assert bundle.leaks and artifact.status == "built", artifact.reason
-    assert artifact.sharing is not None
     assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
     assert artifact.sharing.constant_elements > 2 * 32 * 4
     assert all(row.leaks for row in evaluate(locate(str(leaking), tmp_path), EvaluateOptions()).rows)

@@ -103,8 +103,7 @@ def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> Non
 
 class Chain(nn.Sequential):
     def forward(self, ids: Tensor) -> Tensor:
-        result: Tensor = super().forward(ids.float())
-        return result
+        return super().forward(ids.float())
 
 
 class Times(nn.Module):

@@ -191,8 +191,7 @@ class Odd(nn.Module):
         self.tokens, self.wide, self.head = nn.Embedding(50, 5), nn.Linear(5, 37), nn.Linear(37, 3)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        result: Tensor = self.head(torch.tanh(self.wide(self.tokens(input_ids))))
-        return result
+        return self.head(torch.tanh(self.wide(self.tokens(input_ids))))
 
 
 def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
@@ -266,8 +265,7 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
 @pytest.fixture(scope="module")
 def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
     path = exported_language_run(tmp_path_factory) / "bundle" / "onnx" / "decode.onnx"
-    model: onnx_ir.Model = onnx_ir.from_proto(onnx.load(path))
-    return model
+    return onnx_ir.from_proto(onnx.load(path))
 
 
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
@@ -282,7 +280,6 @@ def test_merged_attention_computes_the_same(written_out, tmp_path, batch, new, p
     sizes = {"batch": batch, "past": past, "sequence": new}
     inputs = {}
     for value in written_out.graph.inputs:
-        assert value.shape is not None and value.name is not None
         shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
         inputs[value.name] = draw.normal(size=shape).astype(np.float32)
     inputs["input_ids"] = draw.integers(0, 60, (batch, new))
@@ -301,7 +298,6 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
             node.attributes["upper"] = onnx_ir.AttrInt64("upper", 1)
         if changed == "least" and node.op_type == "Where":
             value = node.inputs[1]
-            assert value is not None
             value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
     assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(other) == 0
 
@@ -331,7 +327,6 @@ def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:
 
 
 def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, tmp_path: Path) -> None:
-    assert decoder_graphs.decode is not None
     fused = decoder_graphs.decode.clone()
     assert RewriteRuleSet([GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
     expected = decoded(decoder_graphs.decode, tmp_path / "plain.onnx")
@@ -342,7 +337,6 @@ def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, 
 @pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
 def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tolerance, decoder_graphs, tmp_path):
     quantized = quantized_graphs(decoder_graphs, precision)
-    assert quantized.decode is not None and decoder_graphs.decode is not None
     nodes = list(quantized.decode.graph)
     widths = Counter(node.attributes.get_int("bits", 0) for node in nodes if node.op_type == "MatMulNBits")
     assert widths == Counter(bits) + Counter({8: 1})  # five products of 2 layers × 3 iterations, and the head

@@ -18,7 +18,6 @@ from edgeformer.artifacts.report import Latency
 from edgeformer.cli.app import app
 from edgeformer.report.compare import compare_reports, format_comparison, format_pairs, report_of, run_records
 from edgeformer.run import Location, locate, read_run
-from edgeformer.tasks.language_modeling import LanguageScore
 from tests.report.made_reports import copy_run, estimated, made_report, made_row, measured
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -134,7 +133,6 @@ class TestScoresOfRuns:
         locations = [locate(str(run), run.parent) for run in (finished_run, finished_language_run)]
         classifier, language = run_records(locations)
         score = read_run(finished_language_run).test
-        assert isinstance(score, LanguageScore)
         assert language["perplexity"] == score.perplexity
         assert language["perplexity_exit2"] == score.exits["2"].perplexity
         assert "perplexity_exit4" not in language and "caution" not in language and "accuracy" not in language

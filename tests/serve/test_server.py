@@ -38,7 +38,6 @@ def serving(*options: str, bundle: Path = CLASSIFIER / "bundle") -> Iterator[tup
     command = [sys.executable, "-m", "edgeformer", "serve", str(bundle), "--port", "0", "--json", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     child = subprocess.Popen(command, text=True, encoding="utf-8", **pipes)
-    assert child.stdout is not None and child.stderr is not None
     try:
         line = child.stdout.readline()
         assert line, child.stderr.read()

@@ -34,8 +34,7 @@ with lock_folder(Path(sys.argv[1]), "is being trained"):
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
-    owner: dict[str, Any] = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))
-    return owner
+    return json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))
 
 
 def write_owner(folder: Path, **changes: Any) -> None:
