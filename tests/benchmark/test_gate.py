@@ -85,7 +85,7 @@ def test_too_few_rounds_are_undecided_with_their_own_exit_code(baseline: Path) -
     assert [child.tag for child in case] == ["error"]
 
 
-def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> None:
+def test_junit_and_summary_hold_every_check_and_escape_its_text(failed: Gate, tmp_path: Path) -> None:
     suite = ElementTree.fromstring(junit_xml(failed))
     assert int(suite.attrib["tests"]) == len(failed.checks) == len(suite)
     assert int(suite.attrib["failures"]) == sum(check.status == "fail" for check in failed.checks)
@@ -96,13 +96,8 @@ def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> Non
     for _ in range(2):  # a workflow's steps write one file
         append_summary(failed, tmp_path / "made" / "summary.md")
     assert (tmp_path / "made" / "summary.md").read_text(encoding="utf-8").count("## edgeformer gate") == 2
-
-
-def test_junit_escapes_text_of_a_bundle() -> None:
     check = GateCheck(name="presence", artifact='a"<\x00>&', status="fail", reason="<x>\x1b[31m")
-    gate = Gate(
-        status="fail", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(check,)
-    )
+    gate = failed.model_copy(update={"checks": (check,)})
     assert ElementTree.fromstring(junit_xml(gate)).attrib["failures"] == "1"
 
 

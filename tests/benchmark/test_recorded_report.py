@@ -77,15 +77,12 @@ def test_rows_are_judged_at_the_budgets_shape(write: Write) -> None:
         assert any(words in note for note in judged.notes)
 
 
-def test_limits_and_artifacts_of_the_command_line_win(write: Write) -> None:
+def test_limits_artifacts_and_providers_of_the_judged_rows(write: Write) -> None:
     path = write(report(row(), row("onnx-int8")))
     assert statuses(path, max_latency_ms=1.0, artifacts=("onnx-int8",))["latency", "onnx-int8"] == "fail"
     assert ("latency", "onnx-fp32") not in statuses(path, artifacts=("onnx-int8",))
     with pytest.raises(InputError, match=r"--artifact onnx-fp16: .* has onnx-fp32, onnx-int8"):
         statuses(path, artifacts=("onnx-fp16",))
-
-
-def test_cpu_rows_do_not_judge_a_card(write: Write) -> None:
     assert statuses(write(report(row())), CARD)["latency", "onnx-fp32"] == "unknown"
     assert statuses(write(report(row(), row(provider="webgpu"))), CARD)["latency", "onnx-fp32"] == "pass"
     # On a device without such a card, the better one of both is judged.

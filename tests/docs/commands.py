@@ -6,7 +6,7 @@ artifact. Paths in it (``path/to/sst2``) are made before, in the folder that it 
 
 from __future__ import annotations
 
-from tests.conftest import SMALL, SMALL_LANGUAGE
+from tests.conftest import SMALL
 
 
 def _set(*overrides: str) -> tuple[str, ...]:
@@ -14,8 +14,6 @@ def _set(*overrides: str) -> tuple[str, ...]:
 
 
 _TINY = tuple(item for item in SMALL if not item.startswith("name="))
-_OF_THE_LINE = ("name=", "data.parts=", "model.loops=", "model.exits=")
-_TINY_TEXT = tuple(item for item in SMALL_LANGUAGE if not item.startswith(_OF_THE_LINE))
 _ONE_SHAPE = ("--artifact", "onnx-fp16", "--batch", "1", "--seq", "16")
 _FEW = ("--max-tokens", "5")
 

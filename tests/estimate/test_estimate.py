@@ -289,7 +289,7 @@ def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | Non
     return str(result[0].latency_ms.reason)
 
 
-def test_an_engine_is_estimated_for_its_own_kind_of_card_only(bundle: Path) -> None:
+def test_engines_and_int8_are_estimated_for_their_own_kind_of_card_only(bundle: Path) -> None:
     engine = ArtifactManifest(
         id="engine", file="engines/a.engine", format="tensorrt-rtx", precision="fp16", status="built", size_bytes=2**20,
         built_for={"compute_capability": "8.9"},
@@ -301,10 +301,6 @@ def test_an_engine_is_estimated_for_its_own_kind_of_card_only(bundle: Path) -> N
     newer = device("cuda", compute_capability=fact("9.0"))
     assert "built for compute capability 8.9; 'made-up' has 9.0" in reason(bundle, newer, engine)
     assert "run on NVIDIA GPUs only" in reason(bundle, device("cpu"), engine)
-
-
-def test_only_tables_in_int8_are_estimated_for_a_card_without_int8_kernels(bundle: Path) -> None:
-    """The rows would say what an INT8 graph costs on a card that leaves its products to the processor."""
     int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
     assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
     tables = int8.model_copy(update={"quantized": {"Gather": 1}})
