@@ -113,6 +113,16 @@ def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
     return [profile.name for profile in cuda if find_target(profile).present]
 
 
+SIBLINGS = {
+    "NVIDIA GeForce RTX 4060": 8, "NVIDIA GeForce RTX 3050": 8, "NVIDIA GeForce RTX 3050 Laptop GPU": 4,
+    "NVIDIA GeForce RTX 3050 6GB Laptop GPU": 6, "NVIDIA GeForce RTX 3050 Ti Laptop GPU": 4,
+    "NVIDIA GeForce GTX 1650 SUPER": 4, "NVIDIA GeForce GTX 1650 Ti": 4, "NVIDIA A100-SXM4-40GB": 40,
+    "NVIDIA GeForce GTX 1650 with Max-Q Design": 4, "NVIDIA L40S": 45, "NVIDIA T4G": 16, "NVIDIA H200 NVL": 140,
+    "NVIDIA A100 80GB PCIe": 80, "NVIDIA H100 PCIe": 80, "NVIDIA GeForce RTX 5090": 32,
+}  # fmt: skip
+"""Cards that are not taken for those of a profile, and their GiB."""
+
+
 @pytest.mark.parametrize(
     ("name", "mib", "profile"),
     [
@@ -125,25 +135,11 @@ def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb"),
         ("NVIDIA H100 80GB HBM3", 81559, "h100"),
         ("NVIDIA H200", 143771, "h200"),
+        *((name, gib * 1024, None) for name, gib in SIBLINGS.items()),
     ],
 )
 def test_a_card_is_its_own_profile_and_no_other(monkeypatch, name, mib, profile):
-    assert present(monkeypatch, card(name, mib * MIB)) == [profile]
-
-
-@pytest.mark.parametrize(
-    ("name", "gib"),
-    [
-        ("NVIDIA GeForce RTX 4060", 8), ("NVIDIA GeForce RTX 3050", 8), ("NVIDIA GeForce RTX 3050 Laptop GPU", 4),
-        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 6), ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4),
-        ("NVIDIA GeForce GTX 1650 SUPER", 4), ("NVIDIA GeForce GTX 1650 Ti", 4),
-        ("NVIDIA GeForce GTX 1650 with Max-Q Design", 4), ("NVIDIA L40S", 45), ("NVIDIA T4G", 16),
-        ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA A100 80GB PCIe", 80), ("NVIDIA H100 PCIe", 80),
-        ("NVIDIA H200 NVL", 140), ("NVIDIA GeForce RTX 5090", 32),
-    ],
-)  # fmt: skip
-def test_a_sibling_of_a_card_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch, name: str, gib: int) -> None:
-    assert present(monkeypatch, card(name, gib * GIB)) == []
+    assert present(monkeypatch, card(name, mib * MIB)) == ([profile] if profile else [])
 
 
 def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

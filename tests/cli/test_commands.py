@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import signal
@@ -10,14 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.export import builder_names
 from edgeformer.run import read_run
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +26,8 @@ def workplace(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def json_of(*arguments: str, cwd: Path) -> dict[str, Any]:
-    outcome = edgeformer(*arguments, "--json", cwd=cwd)
-    assert outcome.code == 0, outcome.err
-    return dict(json.loads(outcome.out))
-
-
 def test_plan_counts_offline(tmp_path: Path) -> None:
-    document = json_of("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
+    document = run_json("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
     assert document["parameters"] == 10_972_162
     assert document["fits"] is True and document["status"] == "pass"
     assert document["peak_bytes"] == sum(document["breakdown"].values())
@@ -78,7 +70,7 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
 
 
 def test_doctor_tells_the_truth(tmp_path: Path) -> None:
-    document = json_of("doctor", cwd=tmp_path)
+    document = run_json("doctor", cwd=tmp_path)
     results = {c["name"]: c for c in document["capabilities"]}
     assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in results.items())
     assert all(c["remedy"] or c["detail"] for c in results.values() if c["status"] == "unavailable")

@@ -10,27 +10,14 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from edgeformer.artifacts.data_config import TextConfig
-from edgeformer.artifacts.progress import Progress
 from edgeformer.data.rows import Row
 from edgeformer.tasks import Origin, TextReader, get_task
 
 
-class Recorder(Progress):
-    """Records the messages, the titles of the bars and the number of rows of a progress display."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-        self.bars: list[str] = []
-        self.rows = 0
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
-
-    def start(self, description: str, total: int | None, unit: str = "") -> None:
-        self.bars.append(description)
-
-    def advance(self, amount: int = 1, **fields: Any) -> None:
-        self.rows += amount
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
 
 
 def write_jsonl(path: Path, rows: Iterable[Row], opener: Any = open) -> Path:

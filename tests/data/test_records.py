@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import json
-import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,15 +20,10 @@ from edgeformer.data.records import WITH_OPTION, detect_dialect, likely_encoding
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import Columns, read
 from edgeformer.training.init import DraftOptions, draft
+from tests.data.conftest import write
+from tests.data.test_bombs import PACKERS
 
 GERMAN = "Die Rechnung für März ist größer als üblich, bitte prüfen."
-PACKERS = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
-
-
-def write(folder: Path, name: str, content: str | bytes) -> Path:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def source(path: Path, **settings: Any) -> FileSource:

@@ -16,14 +16,9 @@ from edgeformer.data.column_detection import detect_columns
 from edgeformer.data.prepare import file_texts
 from edgeformer.data.rows import Unreadable
 from edgeformer.data.sources import Columns, file_source, load_part, local_parts, read, replacement_source
+from tests.data.conftest import write
 
 LABELLED = "text,label\nfine,1\n"
-
-
-def write(folder: Path, name: str, content: str | bytes = LABELLED) -> Path:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def like(**settings: Any) -> FileSource:
@@ -210,7 +205,7 @@ def test_files_and_columns_of_a_folder_are_found_by_name(tmp_path: Path) -> None
 def test_stratified_recipe_uses_the_test_sets_of_a_folder(tmp_path: Path, other: str | None, split: str) -> None:
     parts = ["train", *([other] if other else [])]
     for name in parts:
-        write(tmp_path, f"{name}.csv")
+        write(tmp_path, f"{name}.csv", LABELLED)
     local, notes = local_parts(config("stratified", train=None), tmp_path)
     assert (local.split, [*local.parts]) == (split, parts)
     assert len(notes) == (split != "stratified") and all(split in note for note in notes)
@@ -230,13 +225,13 @@ def test_missing_files_and_columns_are_refused(tmp_path: Path) -> None:
 
 def test_imported_model_uses_the_parts_of_a_folder(tmp_path: Path) -> None:
     for name in ("train", "dev"):
-        write(tmp_path, f"{name}.csv")
+        write(tmp_path, f"{name}.csv", LABELLED)
     local, notes = local_parts(config("imported"), tmp_path)
     paths = {part: Path(sources[0].path).name for part, sources in local.parts.items()}
     assert paths == {"train": "train.csv", "validation": "dev.csv"}
     assert len(notes) == 2 and "part test: no file" in notes[0]
     assert local.split == "glue-dev" and notes[1] == "split glue-dev: a tenth of train is held out as validation set"
-    write(tmp_path, "test.csv")
+    write(tmp_path, "test.csv", LABELLED)
     assert local_parts(config("imported"), tmp_path)[0].split == "imported"
     (tmp_path / "dev.csv").unlink()
     assert local_parts(config("imported"), tmp_path)[0].split == "given"

@@ -12,16 +12,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
-_PROGRAM = re.compile(
-    r"^```(?P<language>\w+)\n(?P<program>(?:#|//) (?P<name>[\w.]+) .*?)^```$", re.MULTILINE | re.DOTALL
-)
+_PROGRAM = re.compile(r"(?:#|//) (\w+\.(?:py|mjs)) ")
 _FENCE = re.compile(r"^ *```(\w*)$")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def programs(document: Path) -> dict[str, str]:
-    """Name → text of every fenced program whose first line is a comment with its name."""
-    return {results["name"]: results["program"] for results in _PROGRAM.finditer(document.read_text(encoding="utf-8"))}
+    """Name → text of every block whose first line is a comment with its name."""
+    named = ((_PROGRAM.match(block.text), block.text) for block in blocks(document))
+    return {match[1]: text for match, text in named if match}
 
 
 @dataclass(frozen=True)

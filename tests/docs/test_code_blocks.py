@@ -10,7 +10,7 @@ import typer
 
 from edgeformer.cli.app import app
 from tests.docs.commands import NOT_OURS, NOT_SHELL, RUN
-from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, words
+from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, programs, words
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 SHELL = [block for block in BLOCKS if block.language in ("", "bash") and block.first_line not in NOT_SHELL]
@@ -63,7 +63,7 @@ def test_the_blocks_are_found_and_the_lists_are_theirs() -> None:
 def test_every_program_has_a_name_by_which_a_test_runs_it(block: Block) -> None:
     """tests/test_api.py runs the reference of Python, tests/docs/test_deploy.py the other programs."""
     if block.language in ("python", "js") and block.document != "docs/reference/python.md":
-        assert re.match(r"(#|//) \w+\.(py|mjs) ", block.first_line), "say the program's name in a comment, and run it"
+        assert block.text in programs(ROOT / block.document).values(), "say the program's name in a comment, and run it"
 
 
 @pytest.mark.parametrize("command", OURS)

@@ -8,9 +8,10 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgeformer.artifacts.progress import Progress
 from edgeformer.data.synthetic import SENTENCES
+from tests.measurement.measuring_child import Recorder
 
+RecordedProgress = Recorder
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
 
 _SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
@@ -172,13 +173,3 @@ def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> Non
     settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
-
-
-class RecordedProgress(Progress):
-    """Records messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)
