@@ -18,7 +18,7 @@ from edgeformer.report.listing import run_records
 from edgeformer.run import Location, Run, find_bundle, locate
 from edgeformer.system.lock import lock_folder
 from edgeformer.training.train import folder_to_resume
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 
 OLD = Path(__file__).parent / "old_format"
 TRAINED_AS = {name: json.loads((OLD / name / "run.json").read_text(encoding="utf-8"))["run"]
@@ -84,9 +84,7 @@ def test_commands_agree_on_the_name_of_a_renamed_run(artifacts: Path, tmp_path: 
     shutil.copytree(artifacts / "renamed" / "bundle", tmp_path / "device")
     for argument in ("artifacts/renamed", "device"):
         for command in (("predict", argument, "a fine film"), ("verify", argument)):
-            outcome = edgeformer(*command, "--json", cwd=tmp_path)
-            assert outcome.code == 0, outcome.err
-            assert json.loads(outcome.out)["run"] == TRAINED_AS["classifier-v1"]
+            assert run_json(*command, cwd=tmp_path)["run"] == TRAINED_AS["classifier-v1"]
 
 
 def test_missing_runs_and_bundles_are_refused(artifacts: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.artifacts.documents import load_profile
-from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.report import MeasureRules, Report, Row
 from edgeformer.benchmark import profile
 from edgeformer.benchmark.choice import ChoiceOptions
@@ -139,14 +139,6 @@ def test_an_engine_that_cannot_run_here_is_a_row_with_a_reason(tmp_path: Path) -
     latency = next(check for check in report.verdict.checks if check.name == "latency")
     assert latency.status == "unknown" and "needs an ONNX graph" in str(latency.reason)
     assert any("cannot run here" in note for note in report.notes)
-
-
-@pytest.mark.parametrize("file", ["onnx/model.onnx", "golden.npz"])
-def test_a_damaged_file_is_an_error_before_measuring(tmp_path: Path, file: str) -> None:
-    bundle = write_bundle(tmp_path / "bundle")
-    (bundle / file).write_bytes((bundle / file).read_bytes()[:300])
-    with pytest.raises(ArtifactError, match=f"{Path(file).name}: (truncated|changed)"):
-        profile_bundle(Location(None, bundle), HOST, FAST)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import find, load_profile, read_yaml, shipped_names
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.system.capability import CUDA_13_DRIVER
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import run_json
 from tests.docs.document import DOCUMENTS, ROOT, blocks
 
 GIB, MIB = 2**30, 2**20
@@ -166,7 +165,7 @@ def test_the_plan_of_a_looped_decoder_is_the_plan(tmp_path: Path) -> None:
         r"looped_rtx4050 on rtx4050: ([\d,]+) parameters, bf16.*? peak +([\d.]+) GiB.*?fits: ([\d.]+) GiB of "
         r"([\d.]+) GiB are free",
     )
-    plan = json.loads(edgeformer("plan", "looped_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path).out)
+    plan = run_json("plan", "looped_rtx4050", "--device", "rtx4050", cwd=tmp_path)
     assert plan["status"] == "pass" and plan["parameters"] == int(parameters.replace(",", ""))
     assert 100e6 < plan["parameters"] < 130e6
     expected = plan["peak_bytes"], plan["budget_bytes"] - plan["peak_bytes"], plan["budget_bytes"]
@@ -180,9 +179,7 @@ def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
         r"a peak of ([\d.]+) GiB in (\w+)\. The budget is ([\d.]+) GiB: of the ([\d.]+) GiB that the profile calls "
         r"usable, ([\d.]+) GiB \((\d+) MiB\)",
     )
-    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    plan = json.loads(outcome.out)
+    plan = run_json("plan", "crt_deep_rtx4050", "--device", "rtx4050", cwd=tmp_path)
     assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, precision)
     assert plan["peak_bytes"] / GIB == pytest.approx(float(peak), abs=0.005)
     assert plan["budget_bytes"] / GIB == pytest.approx(float(budget), abs=0.005)

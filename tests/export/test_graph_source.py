@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.inference.verify import golden_score, verify
 from edgeformer.runtimes import cannot_run
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.export import graphs
 from tests.export.graphs import save, save_beside
 from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
@@ -246,10 +245,9 @@ class TestClassifiers:
         output = self.wrapped(folder, tmp_path / "bundle")
         assert output.artifacts[0].score is not None and output.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
         assert output.artifacts[0].validation is None and "agreement with FP32" in output.notes[0]
-        result = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
-        assert result.code == 0 and json.loads(result.out)["predictions"][0]["label"] in ("l0", "l1"), result.err
-        scored = edgeformer("evaluate", "bundle", "--data", str(folder / "rows.tsv"), "--json", cwd=tmp_path)
-        assert scored.code == 0 and json.loads(scored.out)["rows"][0]["n"] == 60, scored.err
+        answered = run_json("predict", "bundle", "word1 word2", cwd=tmp_path)
+        assert answered["predictions"][0]["label"] in ("l0", "l1")
+        assert run_json("evaluate", "bundle", "--data", str(folder / "rows.tsv"), cwd=tmp_path)["rows"][0]["n"] == 60
         nothing = edgeformer("evaluate", "bundle", cwd=tmp_path)
         assert nothing.code == 2 and "--data FILE" in nothing.err
 
