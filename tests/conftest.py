@@ -1,7 +1,5 @@
 """Fixtures for every test folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

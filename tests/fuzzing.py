@@ -4,8 +4,6 @@ Only errors of edgeformer's own tree that end a command with 2 may come out. Sha
 and by ``make torture`` (many).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Disks of a test's own, mounted in a namespace of its own: they are gone with it, whatever happens."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 changes and runs the tests. Its results are in ``artifacts/mutants/``; docs/explanation/reliability.md has a summary.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Generated sentences with personal data, German and English: no package ships a labelled corpus that may be copied."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

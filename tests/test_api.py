@@ -1,7 +1,5 @@
 """The Python API: it does what the commands do, without torch if a bundle is enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Bundle: only files that the manifest lists are opened, after a comparison with their checksums."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every program in examples/ runs as a user would start it."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -5,8 +5,6 @@ profiled and reported on, also with a runtime that none knows (``tests/fakes/ref
 processes of their own, and by the functions that they call.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -4,8 +4,6 @@
 simplification; of the language model only the bundle is kept.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs and RUN arguments: names, locations, and errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

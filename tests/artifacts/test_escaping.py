@@ -1,7 +1,5 @@
 """What came from data is seen, never obeyed: by terminals, browsers, Markdown and spreadsheets."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """Nothing half-written ever stands under a final name."""
 
-from __future__ import annotations
-
 import errno
 import os
 import tracemalloc

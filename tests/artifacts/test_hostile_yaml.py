@@ -1,7 +1,5 @@
 """YAML that is built to take for ever is refused, with file and line, in bounded time and memory."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What an ONNX file says of itself, read without the package onnx, against that package."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from pathlib import Path

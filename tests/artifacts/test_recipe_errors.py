@@ -1,7 +1,5 @@
 """A wrong recipe is refused with file, line, key, what is allowed, and the nearest key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

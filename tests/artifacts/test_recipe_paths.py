@@ -1,7 +1,5 @@
 """Relative paths of a recipe are found from its own folder, and stay valid in the run that it becomes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A record says something of the very file that it was made of, and of nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from edgeformer.artifacts.bundle_files import TargetRecord, TargetRecords, completed, files_sha256

@@ -1,7 +1,5 @@
 """Quantities with a unit."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

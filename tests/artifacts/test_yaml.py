@@ -1,7 +1,5 @@
 """The YAML writer: what the reader returns is what was written, for every string in every place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

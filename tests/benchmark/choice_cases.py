@@ -1,7 +1,5 @@
 """Artifacts, their scores and their rows, by hand, for what a choice picks of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Choice: candidates, Pareto front, pick and reason, ties, and agreement with a brute force."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest

@@ -1,7 +1,5 @@
 """The shipped hardware profiles, and how a device is recognised."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

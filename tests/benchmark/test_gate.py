@@ -1,7 +1,5 @@
 """gate: real bundles measured in turns in fresh processes, and the files for CI."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from itertools import count

@@ -1,7 +1,5 @@
 """The gate's score check: both bundles answer the same rows, labels are matched by name, and nothing unknown passes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

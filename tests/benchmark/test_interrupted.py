@@ -1,7 +1,5 @@
 """Ctrl-C in `profile`: what was measured is kept and named; nothing is judged, and no finished report is touched."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """profile: measured and estimated rows, the verdict, and notes of the report."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

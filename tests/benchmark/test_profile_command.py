@@ -1,7 +1,5 @@
 """What `edgeformer profile` and `edgeformer calibrate` refuse before they measure anything."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`profile` of any ONNX file: measured here, estimated for a device, judged, and nothing written beside the file."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """profile REPORT.json: reports that were measured elsewhere, honest ones, foreign ones and hostile ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests: shapes, limits, artifacts and the report's name that options resolve to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

@@ -1,7 +1,5 @@
 """The sequential test of the gate: how often it errs, counted exactly and by drawing, and what it decides."""
 
-from __future__ import annotations
-
 from itertools import product
 from math import inf, log
 

@@ -1,7 +1,5 @@
 """Verdicts: limits against measured values, ranges and missing values, of all settings and shapes of an artifact."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

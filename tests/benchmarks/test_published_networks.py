@@ -1,7 +1,5 @@
 """The listed public networks have the parameters and the multiply-accumulates that their authors published."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.published.networks import list_network, networks, normalised

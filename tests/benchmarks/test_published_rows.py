@@ -1,7 +1,5 @@
 """Published rows become milliseconds of a call, and transformers have the operations that are known of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.published.rows import _measurement, load, operators

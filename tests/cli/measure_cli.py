@@ -1,7 +1,5 @@
 """Running the real command in a process of its own, and what it cost."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Running the real command in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Bad input: exit code 2, what is wrong, where, and the remedy; no traceback, nothing half-written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands as a user runs them, on a really trained run."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The command line answers without loading anything heavy."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys

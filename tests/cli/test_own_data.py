@@ -1,7 +1,5 @@
 """From a messy table to predictions, as somebody would who edits nothing and reads what is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A profile in ``<artifacts>/profiles`` is found by every command that takes a device."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The bar of training on a terminal: narrow ones show every figure too."""
 
-from __future__ import annotations
-
 import io
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """[RUN] TEXT…: a name that is no run's is an error; a text is never taken for one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training binds its threads to cores, unless it was given a part of them."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

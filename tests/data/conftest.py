@@ -1,7 +1,5 @@
 """Helpers of the data tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

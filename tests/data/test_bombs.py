@@ -1,7 +1,5 @@
 """Data files, tokenizers and archives that are small on disk and huge in memory are refused early."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

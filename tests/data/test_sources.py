@@ -1,7 +1,5 @@
 """Columns of files, parts of recipes, and the files of a folder."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts with labelled spans: files, classes of tokens, windows, and offsets in the original text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

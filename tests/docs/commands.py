@@ -4,8 +4,6 @@ A documented line is run as it stands, with options added that make it take seco
 artifact. Paths in it (``path/to/sst2``) are made before, in the folder that it runs in.
 """
 
-from __future__ import annotations
-
 from tests.conftest import SMALL
 
 

@@ -1,7 +1,5 @@
 """What stands in our documents and can be run: programs, blocks of code, command lines."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap

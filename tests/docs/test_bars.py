@@ -1,7 +1,5 @@
 """Bars of benchmarks: a verdict only where there is one, within the time, and on a quiet machine."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

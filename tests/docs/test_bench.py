@@ -1,7 +1,5 @@
 """`make bench` says what it skips and why, ends in time, and what it leaves is shown."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``python -m benchmarks`` lists every script and runs it by its name; mypy checks what they take of the package."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.__main__ import SCRIPTS, main

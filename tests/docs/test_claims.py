@@ -1,7 +1,5 @@
 """docs/claims.yaml: complete, and every verdict is what the committed results say by its rule."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

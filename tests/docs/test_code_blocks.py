@@ -1,7 +1,5 @@
 """Every block of code and every command line in README and docs is known, and the command line takes it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

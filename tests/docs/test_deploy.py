@@ -1,7 +1,5 @@
 """The programs of docs/guides/deploy.md run as they stand, and answer as `edgeformer predict` does."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """README and docs, line by line: in a folder of its own for each document, from top to bottom."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

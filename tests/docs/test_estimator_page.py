@@ -1,7 +1,5 @@
 """The pages on estimates are written from the newest record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

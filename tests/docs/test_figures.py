@@ -1,7 +1,5 @@
 """docs/results/ is written from its templates and the committed JSON; no figure in it is typed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

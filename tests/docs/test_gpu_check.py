@@ -1,7 +1,5 @@
 """benchmarks/gpu: every row of the checklist runs, at tiny sizes on the CPU, and its figures can be gone on with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

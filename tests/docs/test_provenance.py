@@ -1,7 +1,5 @@
 """Every page of results names the date, machine and code of its figures, and the changes that supersede them."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.document import ROOT

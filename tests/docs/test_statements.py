@@ -1,7 +1,5 @@
 """What documents and messages state of the code, of machines and of protocols is so."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

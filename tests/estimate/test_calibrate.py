@@ -1,7 +1,5 @@
 """Calibrating this host with a tiny bundle, and comparing estimates with measurements."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import product

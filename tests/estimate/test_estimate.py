@@ -1,7 +1,5 @@
 """Estimated rows: from nodes that were listed by hand, and from real listings of a tiny bundle."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

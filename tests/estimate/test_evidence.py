@@ -1,7 +1,5 @@
 """Reports state which record of the estimator's error covers their estimates, and which does not."""
 
-from __future__ import annotations
-
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record

@@ -1,7 +1,5 @@
 """Fitting finds the efficiencies that made the durations, and cross-validation shows errors on other models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operations and bytes of nodes against counts made by hand, and what an estimate says of unchecked operators."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The graphs that are written byte by byte are what the onnx package takes for them, and compute what they should."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The record of published times: its size, what it says of a setting, and the times beside an estimate."""
 
-from __future__ import annotations
-
 import math
 from importlib import resources
 

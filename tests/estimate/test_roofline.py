@@ -1,7 +1,5 @@
 """Time and memory of nodes against sums made by hand: the models that stand behind every estimate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small foreign ONNX graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small random models of transformers' own making, in folders as save_pretrained leaves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

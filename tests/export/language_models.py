@@ -1,7 +1,5 @@
 """Small random decoders of transformers' own making, with tokenizers like those of Llama, Qwen2 and SmolLM2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

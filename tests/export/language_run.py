@@ -1,7 +1,5 @@
 """A finished run of a tiny language model with random weights: everything that export and evaluate read, untrained."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

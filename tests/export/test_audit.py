@@ -1,7 +1,5 @@
 """Audits of ONNX files: weight bytes by part, and portability."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Decode graphs of the looped decoder: several tokens behind cached ones; precision of the head."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

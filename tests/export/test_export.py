@@ -1,7 +1,5 @@
 """Export of a run: graphs that compute what torch computes, each weight once; rejected artifacts are named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """export with all of its options, through the command line."""
 
-from __future__ import annotations
-
 import shutil
 from importlib.util import find_spec
 from pathlib import Path

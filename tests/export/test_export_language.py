@@ -1,7 +1,5 @@
 """The bundle of a language model: graphs that predict what torch predicts, each weight once, and no hidden leak."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """FP16: converted graphs, the largest activations, and the drift of states."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export of imported graphs: each precision is compared with the FP32 graph; older artifacts stay."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

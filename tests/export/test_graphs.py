@@ -1,7 +1,5 @@
 """Graphs that share one file of weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import onnx_ir

@@ -4,8 +4,6 @@ The model has three loops and exits after the first and the last. A state is a r
 loop; logits are a state times an exit's head, to which the first exit adds a bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export into an existing bundle: artifacts that are not requested stay, or the export is refused."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """INT8 and INT4 graphs: close to FP32, every weight quantised and stored once, and nothing left out in silence."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The committed runs are what today's code writes; if a change is intended: ``python -m tests.golden.write``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

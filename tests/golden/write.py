@@ -4,8 +4,6 @@
 ``tests/golden/test_golden.py`` fails because a change of the files is intended, and commit the result.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

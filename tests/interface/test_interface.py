@@ -1,7 +1,5 @@
 """The public interface keeps what its snapshot files record: see ``record.py`` on how to add to them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """One search over the candidates of several models: limits, front and recommendation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rules of a search: which models are expected to score higher, and which taught models are refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The models of a search: their order, their teachers, and where further texts are used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hand-made reports for the tests of documents, and helpers that render them."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

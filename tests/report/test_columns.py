@@ -1,7 +1,5 @@
 """Columns: bare values for scripts, text for people, and all text escaped."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Two reports side by side, and runs side by side."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Reports of several devices, side by side."""
 
-from __future__ import annotations
-
 import csv
 import io
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Terminal, Markdown, CSV, badge and files of a report."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

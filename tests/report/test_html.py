@@ -1,7 +1,5 @@
 """The HTML report: well formed, complete, self-contained, escaped; in a browser nothing is hidden by scroll bars."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Model card of a run: protocol, scores of every exit, leaks first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures of runs and bundles: learning curves, sizes; titles that fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

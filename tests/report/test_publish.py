@@ -1,7 +1,5 @@
 """Rows of --publish: the columns of the published measurements, and nothing that identifies the owner."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Schemas and the reference of keys: what is shipped passes, slips do not, and the document is what the models say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

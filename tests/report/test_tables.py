@@ -1,7 +1,5 @@
 """Terminal tables of runs, bundles, scores, early exit and calibrations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``serve`` of a language model: the ``openai`` client, streams, stop texts, refusals, queue, chat templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """The batching queue without HTTP: order, limits, errors and closing."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future

@@ -1,7 +1,5 @@
 """``serve`` as a child process: answers, refusals, limits, overload, and stopping under load."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A study that is finished before the tests begin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

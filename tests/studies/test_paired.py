@@ -1,7 +1,5 @@
 """Paired comparisons of runs: exact p-values, intervals, seeds, and what is not compared."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A study trains what is missing and nothing else, continues after an interruption, and is made from results alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

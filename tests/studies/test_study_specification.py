@@ -1,7 +1,5 @@
 """A study's file and its options are checked before training; results are found by what decides the weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

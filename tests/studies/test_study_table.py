@@ -1,7 +1,5 @@
 """The table of given results: exits, precisions, thresholds, times in turns, recommendations, and the finding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

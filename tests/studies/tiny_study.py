@@ -1,7 +1,5 @@
 """A study whose runs take a second or two, as a file; and results of runs that nobody trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

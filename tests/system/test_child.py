@@ -1,7 +1,5 @@
 """Child processes end when their parent is killed; so does everything that a command starts."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Names, quotas and energy counters of systems that are not this one, from copies of their files."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """One writer per folder: a live owner keeps the lock, a dead one loses it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

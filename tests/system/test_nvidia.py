@@ -1,7 +1,5 @@
 """What NVML says, through the real pynvml: cards of several platforms, each of which leaves something out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Worker processes: messages reach the parent, and every way to end has a reason."""
 
-from __future__ import annotations
-
 import os
 import sys
 
