@@ -1,7 +1,6 @@
 """Bundle: only files that the manifest lists are opened, after a comparison with their checksums."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +41,20 @@ def test_listed_artifacts_open(folder: Path) -> None:
         bundle.artifact("absent")
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[:1000], r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"),
-        (lambda content: content[:-1] + b"\xff", r"model\.onnx: changed since it was exported.*copy the whole bundle"),
-        (None, r"model\.onnx: cannot be read"),
-    ],
-    ids=["truncated", "changed", "missing"],
-)
-def test_a_damaged_file_is_refused(folder: Path, damage: Callable[[bytes], bytes] | None, message: str) -> None:
+def test_a_damaged_file_is_refused(folder: Path) -> None:
     file = folder / "onnx" / "model.onnx"
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_bytes(damage(file.read_bytes()))
+    content = file.read_bytes()
+    for damaged, message in (
+        (content[:1000], r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"),
+        (content[:-1] + b"\xff", r"model\.onnx: changed since it was exported.*copy the whole bundle"),
+    ):
+        file.write_bytes(damaged)
+        bundle = opened(folder)
+        with pytest.raises(ArtifactError, match=message):
+            bundle.session(bundle.artifact("model"))
+    file.unlink()
     bundle = opened(folder)
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read"):
         bundle.session(bundle.artifact("model"))
 
 

@@ -83,15 +83,12 @@ def test_plan_and_the_model_card_say_what_it_is(folder: Path, run: Path) -> None
     assert (config["model_type"], config["iterations"]) == ("averaging", 2)
 
 
-def test_verify_and_evaluate(folder: Path, run: Path) -> None:
+def test_verify_evaluate_and_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
     checks = run_json("verify", "reviews", cwd=folder)["artifacts"]
     assert {row["artifact"]: row["status"] for row in checks} == dict.fromkeys(GRAPHS | BUILT, "verified")
     rows = run_json("evaluate", "reviews", "--artifact", "all", cwd=folder)["rows"]
     assert {row["artifact"] for row in rows} == {"torch", *GRAPHS, *BUILT}
     assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
-
-
-def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
     for artifact in ("onnx-fp32", "onnx-int8", "onnx-int8-step", "onnx-reference-fp32"):
         predictions = run_json("predict", "reviews", *TEXTS, "--artifact", artifact, cwd=folder)["predictions"]
         assert [row["label"] for row in predictions] == ["positive", "negative"], artifact

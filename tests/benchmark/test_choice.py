@@ -108,7 +108,7 @@ def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -
     assert picked(run(manifest, rows, options=ChoiceOptions(minimize="memory"))) == ("model", 4)
 
 
-def test_known_limits_go_before_unknown_ones() -> None:
+def test_known_limits_go_before_unknown_ones_and_host_rows_rank_only_without_estimates() -> None:
     limits = requirements(latency=5.0)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
@@ -118,10 +118,6 @@ def test_known_limits_go_before_unknown_ones() -> None:
     alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
     assert picked(alone) == ("maybe", None)
     assert "Unknown: whether it keeps the limit of latency" in alone.reason
-
-
-def test_host_rows_rank_only_without_estimates() -> None:
-    limits = requirements(latency=5.0)
     manifest = bundle(artifact("slow"), artifact("slower"))
     host = [row("slower", 90.0), row("slow", 80.0)]
     result = run(manifest, host, limits, kind="cuda", on_target=False)

@@ -34,12 +34,16 @@ def long_model(manifest: BundleManifest) -> BundleManifest:
     return manifest.model_copy(update={"max_positions": 512, "max_length": 512})
 
 
-def test_the_shape_of_the_budget_is_the_default_and_always_measured(manifest: BundleManifest) -> None:
+def test_the_shape_of_the_budget_is_the_default_always_measured_and_cut_to_the_model(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
     assert request.shapes == ((1, 128),)
     assert (request.requirements.shape, request.requirements.shape_note) == ((1, 128), None)
     options = ProfileOptions(batches=(4,), seqs=(256, 16))
     assert resolve(options, RTX, long_model(manifest)).shapes == ((4, 16), (1, 128), (4, 256))
+    request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
+    assert request.requirements.shape == (1, 64) and request.shapes == ((1, 64),)
+    words = "the shape of the budget is 1×128, but the model reads at most 64 tokens"
+    assert any(words in note for note in request.notes)
 
 
 def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: BundleManifest) -> None:
@@ -140,13 +144,6 @@ def test_built_and_named_artifacts_are_selected(folder: Path) -> None:
 )
 def test_a_question_names_what_is_judged(changes: dict[str, object], question: str) -> None:
     assert question_of(ProfileOptions(**changes), None) == question  # type: ignore[arg-type]
-
-
-def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
-    request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
-    assert request.requirements.shape == (1, 64) and request.shapes == ((1, 64),)
-    words = "the shape of the budget is 1×128, but the model reads at most 64 tokens"
-    assert any(words in note for note in request.notes)
 
 
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:
