@@ -10,25 +10,15 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drif
 from edgeformer.artifacts.report import Conditions, Latency, Row
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import rows_of_kind
-from tests.benchmark.choice_cases import (
-    CPU,
-    accuracy,
-    artifact,
-    bundle,
-    estimate,
-    perplexity,
-    picked,
-    requirements,
-    row,
-    run,
-)
+from tests.benchmark import choice_cases
+from tests.benchmark.choice_cases import accuracy, artifact, bundle, estimate, perplexity, picked, row, run
 
 
 def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     scores = {"exact": 0.93, "good": 0.91, "fast": 0.80, "big": 0.95}
     manifest = bundle(*(artifact(name, validation=accuracy(score)) for name, score in scores.items()))
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
-    limits = requirements(size=600, latency=20.0)
+    limits = choice_cases.requirements(size=600, latency=20.0)
     result = run(manifest, rows, limits, ChoiceOptions(0.9))
     assert picked(result) == ("good", 2)
     assert result.reason == (
@@ -109,7 +99,7 @@ def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -
 
 
 def test_known_limits_go_before_unknown_ones_and_host_rows_rank_only_without_estimates() -> None:
-    limits = requirements(latency=5.0)
+    limits = choice_cases.requirements(latency=5.0)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
     result = run(manifest, rows, limits, kind="cuda", on_target=False)
@@ -131,7 +121,10 @@ def test_known_limits_go_before_unknown_ones_and_host_rows_rank_only_without_est
 
 def test_failures_of_the_usual_provider_are_device_rows() -> None:
     unknown = Latency(status="unavailable", reason="ended by signal 11")
-    for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
+    for kind, usual, other in (
+        ("cpu", choice_cases.CPU, "openvino"),
+        ("cuda", "CUDAExecutionProvider", "tensorrt-rtx"),
+    ):
         failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
         assert rows_of_kind([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
 
@@ -185,7 +178,7 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         artifact("decode", role="decode", validation=perplexity(12.0), size=600),  # of fewer tokens
         artifact("half-decode", role="decode", precision="fp16", validation=None),
     )
-    limits = requirements("decode")
+    limits = choice_cases.requirements("decode")
     rows = [row("full", 50.0), row("exit2", 15.0), row("decode", 50.0)]
     rows += [row("decode", 3.0, phase="decode"), row("half-decode", 2.0, phase="decode")]
     result = run(manifest, rows, limits, ChoiceOptions(25.0))

@@ -16,19 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
-from edgeformer.estimate.calibrate import (
-    CHECK_SHAPES,
-    FIT_SHAPES,
-    CalibrationOptions,
-    Disturbance,
-    TimedItem,
-    TimeJob,
-    Timing,
-    calibrate,
-    improve,
-    run_timing,
-    validate,
-)
+from edgeformer.estimate.calibrate import TimedItem, TimeJob, Timing, calibrate, improve, run_timing, validate
 from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
@@ -72,7 +60,8 @@ def calibrated(tiny: Path) -> DeviceProfile:
 
 def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: DeviceProfile) -> None:
     base = load_profile("host")
-    assert not set(FIT_SHAPES) & set(CHECK_SHAPES), "no shape is both fitted and validated"
+    fitted, checked = calibrate_module.FIT_SHAPES, calibrate_module.CHECK_SHAPES
+    assert not set(fitted) & set(checked), "no shape is both fitted and validated"
     assert (calibrated.name, calibrated.title, calibrated.budgets) == (base.name, base.title, base.budgets)
     calibration = calibrated.calibration
     assert calibration is not None and (calibration.processor, calibration.threads) == (cpu_name(), 1)
@@ -199,7 +188,7 @@ def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespa
 
 def test_a_disturbed_calibration_keeps_the_profile_that_is_there(bundle, host, tmp_path):
     host.disturbed = {"fp32": "other processes used 1.4 cores"}
-    options = CalibrationOptions(True, False, (), None, None)
+    options = calibrate_module.CalibrationOptions(True, False, (), None, None)
     (tmp_path / "host.yaml").write_text("an earlier calibration", encoding="utf-8")
     with pytest.raises(NoisyMachineError) as refused:
         improve(bundle, load_profile("host"), options, tmp_path)
@@ -213,9 +202,8 @@ def test_a_disturbed_calibration_keeps_the_profile_that_is_there(bundle, host, t
 def test_a_repeated_timing_counts_its_shapes_again(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     """The second process of a disturbed timing has a bar of its own, so that none exceeds its total."""
     item: Item = ("steady", 1, 8)
-    answers: list[list[Any]] = [
-        [TimedItem(item=item, call_us=1.0), Disturbance(text="other work")], [TimedItem(item=item, call_us=2.0)],
-    ]  # fmt: skip
+    first, disturbed = TimedItem(item=item, call_us=1.0), calibrate_module.Disturbance(text="other work")
+    answers: list[list[Any]] = [[first, disturbed], [TimedItem(item=item, call_us=2.0)]]
 
     def run_job(job: TimeJob, take: Any) -> SimpleNamespace:
         for message in answers.pop(0):
@@ -413,7 +401,8 @@ CARD = "NVIDIA H100 80GB HBM3"
 
 
 def test_a_card_is_checked_in_both_precisions_where_it_is(halves, machine, monkeypatch, tmp_path):
-    card, options = load_profile("h100"), CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
+    card = load_profile("h100")
+    options = calibrate_module.CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
     target = DevicePresence(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
     monkeypatch.setattr(calibrate_module, "find_target", lambda device: target)
     with pytest.raises(InputError, match=f"CPUExecutionProvider here, not on {CARD}"):

@@ -16,18 +16,9 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.export import quantize
 from edgeformer.export.audit import audit_portability, audit_sharing, weight_parts
 from edgeformer.export.graphs import write_graph
-from edgeformer.export.quantize import (
-    BLOCK,
-    CachedAttention,
-    GroupedAttention,
-    block_codes,
-    quantize_int4,
-    quantize_int8,
-    quantized_graphs,
-    quantized_nodes,
-)
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.blocks.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.models.decoder import DecoderConfig
@@ -89,7 +80,7 @@ def traced(module: Everything) -> onnx_ir.Model:
 @pytest.fixture(scope="module")
 def quantized(traced: onnx_ir.Model) -> onnx_ir.Model:
     original = onnx_ir.to_proto(traced).SerializeToString()
-    model = quantize_int8(traced)
+    model = quantize.quantize_int8(traced)
     assert onnx_ir.to_proto(traced).SerializeToString() == original, "the input graph must not change"
     return model
 
@@ -123,7 +114,7 @@ def test_int8_uses_standard_operators_and_stores_every_tensor_once(module, quant
     proto, parameters = onnx_ir.to_proto(quantized), count_parameters(module)
     assert {node.domain for node in quantized.graph} == {""} and dict(quantized.opset_imports) == {"": 20}
     assert not quantized.metadata_props
-    assert quantized_nodes(proto) == {"Gather": 1, "MatMulInteger": 4, "Slice": 1}
+    assert quantize.quantized_nodes(proto) == {"Gather": 1, "MatMulInteger": 4, "Slice": 1}
     contents = [(t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes()) for t in proto.graph.initializer]
     assert len(set(contents)) == len(contents)
     result = audit_sharing(proto, parameters)
@@ -157,9 +148,9 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
     rows[1] = 0
     errors = {}
     for has_row_scales in (False, True):
-        output = quantize_int8(model, has_row_scales=has_row_scales)
+        output = quantize.quantize_int8(model, has_row_scales=has_row_scales)
         result = run(output, tmp_path / f"{has_row_scales}.onnx", {"x": rows})["y"]
-        assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
+        assert quantize.quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
         assert not result[1].any()
         errors[has_row_scales] = np.abs(result - rows @ weight)[2:].max()
     assert errors[True] < 0.2 < errors[False]
@@ -168,14 +159,14 @@ def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> No
 def test_a_product_is_quantized_or_refused_in_every_opset(caplog: pytest.LogCaptureFixture) -> None:
     model = product([], ["x", "w"])
     model.opset_imports[""], model.ir_version = 9, 4
-    output = quantize_int8(model)
-    assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
+    output = quantize.quantize_int8(model)
+    assert quantize.quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
     assert caplog.records == [], "the quantizer would warn through the root logger"
     transposed = [helper.make_node("Transpose", ["w"], ["v"])]
     for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
         message = f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
         with pytest.raises(EdgeformerError, match=message):
-            quantize_int8(model)
+            quantize.quantize_int8(model)
 
 
 # INT4
@@ -206,11 +197,11 @@ def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("block", [16, BLOCK])
+@pytest.mark.parametrize("block", [16, quantize.BLOCK])
 def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Odd().eval()
-    output = quantize_int4(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
+    output = quantize.quantize_int4(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
     with torch.no_grad():
         for layer in (module.wide, module.head):
             layer.weight.copy_(torch.from_numpy(as_stored(layer.weight.T.numpy(), block).T))
@@ -227,11 +218,11 @@ def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None
 
 def test_every_int4_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path: Path) -> None:
     old = onnx_ir.to_proto(traced).SerializeToString()
-    result = run(quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    result = run(quantize.quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
     assert onnx_ir.to_proto(traced).SerializeToString() == old
     graph = onnx.load(str(tmp_path / "int4.onnx"))
     # The block and the head are used twice each; positions are a slice, which has rows in INT8.
-    assert quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
+    assert quantize.quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
     parameters = count_parameters(Everything())
     audit = audit_sharing(graph, parameters)
     assert stored_twice(audit) is None
@@ -255,7 +246,7 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
     nameless = traced.clone()
     for node in nameless.graph:
         node.name = ""
-    output = quantize_int4(nameless)
+    output = quantize.quantize_int4(nameless)
     assert sum(node.op_type == "GatherBlockQuantized" for node in output.graph) == 1
     assert "types.weight" in output.graph.initializers
 
@@ -269,7 +260,7 @@ def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
 def test_merged_attention_computes_the_same(written_out, tmp_path, batch, new, past):
     merged = written_out.clone()
-    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(merged) == LOOPS
+    assert RewriteRuleSet([quantize.CachedAttention.rule()]).apply_to_model(merged) == LOOPS
     deduplicate_weights(merged)
     remaining = [node.op_type for node in merged.graph]
     assert remaining.count("MultiHeadAttention") == LOOPS
@@ -297,7 +288,7 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
         if changed == "least" and node.op_type == "Where":
             value = node.inputs[1]
             value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
-    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(other) == 0
+    assert RewriteRuleSet([quantize.CachedAttention.rule()]).apply_to_model(other) == 0
 
 
 DECODER = {
@@ -326,7 +317,7 @@ def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:
 
 def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, tmp_path: Path) -> None:
     fused = decoder_graphs.decode.clone()
-    assert RewriteRuleSet([GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
+    assert RewriteRuleSet([quantize.GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
     expected = decoded(decoder_graphs.decode, tmp_path / "plain.onnx")
     for result, exact in zip(decoded(fused, tmp_path / "fused.onnx"), expected, strict=True):
         np.testing.assert_allclose(result, exact, atol=2e-5)
@@ -334,7 +325,7 @@ def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, 
 
 @pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
 def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tolerance, decoder_graphs, tmp_path):
-    quantized = quantized_graphs(decoder_graphs, precision)
+    quantized = quantize.quantized_graphs(decoder_graphs, precision)
     nodes = list(quantized.decode.graph)
     widths = Counter(node.attributes.get_int("bits", 0) for node in nodes if node.op_type == "MatMulNBits")
     assert widths == Counter(bits) + Counter({8: 1})  # five products of 2 layers × 3 iterations, and the head
@@ -345,10 +336,10 @@ def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tol
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_of_a_block_are_within_half_a_step(bits: int) -> None:
-    matrix = np.random.default_rng(0).normal(size=(BLOCK + 8, 3)).astype(np.float32)
-    codes, scales = block_codes(matrix, bits)
+    matrix = np.random.default_rng(0).normal(size=(quantize.BLOCK + 8, 3)).astype(np.float32)
+    codes, scales = quantize.block_codes(matrix, bits)
     if bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), -1).reshape(3, 2, BLOCK)
+        codes = np.stack((codes & 15, codes >> 4), -1).reshape(3, 2, quantize.BLOCK)
     restored = ((codes.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]).reshape(3, -1)[:, : len(matrix)]
-    steps = np.abs(restored.T - matrix) / np.abs(scales).repeat(BLOCK, 1)[:, : len(matrix)].T
+    steps = np.abs(restored.T - matrix) / np.abs(scales).repeat(quantize.BLOCK, 1)[:, : len(matrix)].T
     assert steps.max() <= 1.0 and np.median(steps) < 0.5  # only the opposite end of a range is clipped

@@ -9,21 +9,9 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from edgeformer.artifacts import report as reports
 from edgeformer.artifacts.device import EstimateError
-from edgeformer.artifacts.report import (
-    Candidate,
-    Check,
-    Choice,
-    Energy,
-    EstimateEvidence,
-    Latency,
-    Memory,
-    Report,
-    Row,
-    SizeParts,
-    Verdict,
-    Work,
-)
+from edgeformer.artifacts.report import Candidate, Check, Choice, Latency, Memory, Report, Row, SizeParts, Verdict
 from edgeformer.report.context import ReportContext
 from edgeformer.report.documents import as_html, as_markdown, print_report
 
@@ -31,7 +19,7 @@ MIB = 2**20
 ERROR_ON_CPU = EstimateError(
     kind="cpu", device="Some CPU", cases=12, median_log2=0.2, worst_log2=0.5, created="2026-11-21"
 )
-CHECKED_ON_CPU = EstimateEvidence(
+CHECKED_ON_CPU = reports.EstimateEvidence(
     source="the calibrated profile", kind="cpu", processor="Some CPU", measured="2026-11-21", cases=12,
     median_error=0.15, worst_error=0.41, applies=False, why_not="it is of a CPU",
 )  # fmt: skip
@@ -56,8 +44,8 @@ def made_row(latency: Latency, where: str = "host", **other: Any) -> Row:
     facts: dict[str, Any] = {
         "artifact": "onnx-fp32", "precision": "fp32", "provider": "CPUExecutionProvider", "where": where,
         "phase": "steady", "batch": 1, "seq": 128, "latency_ms": latency, "memory_bytes": memory,
-        "size_bytes": 20 * MIB, "energy_mj": Energy(status="unavailable", reason="no energy counter"),
-        "work": Work(operations=4e8, bytes_moved=3e7, weight_bytes=2e7, operators=90, kernels=40),
+        "size_bytes": 20 * MIB, "energy_mj": reports.Energy(status="unavailable", reason="no energy counter"),
+        "work": reports.Work(operations=4e8, bytes_moved=3e7, weight_bytes=2e7, operators=90, kernels=40),
     }  # fmt: skip
     return Row.model_validate({**facts, **other})
 

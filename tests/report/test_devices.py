@@ -17,19 +17,10 @@ from edgeformer.report.devices import (
     name_reports,
     write_comparison,
 )
-from tests.report.made_reports import (
-    LATENCY,
-    MIB,
-    SIZE,
-    estimated,
-    made_report,
-    made_row,
-    made_search,
-    measured,
-    rendered,
-)
+from tests.report import made_reports
+from tests.report.made_reports import estimated, made_report, made_row, measured
 
-FP16 = {"artifact": "onnx-fp16", "size_bytes": 10 * MIB}
+FP16 = {"artifact": "onnx-fp16", "size_bytes": 10 * made_reports.MIB}
 PI = made_report(made_row(measured(20.0)), made_row(measured(80.0), batch=8), made_row(measured(15.0), **FP16))
 SHAKY = made_row(measured(5.0, stable=False))
 DESK = made_report(SHAKY, made_row(measured(9.0), **FP16), made_row(estimated(), "device"))
@@ -57,8 +48,8 @@ def test_rows_of_devices_and_their_ratios() -> None:
 
 def failed(artifact: str) -> Verdict:
     """Breaks the size limit; the latency limit is at 1 × 128."""
-    size = SIZE.model_copy(update={"artifact": artifact, "status": "fail"})
-    return Verdict(status="fail", checks=(size, LATENCY))
+    size = made_reports.SIZE.model_copy(update={"artifact": artifact, "status": "fail"})
+    return Verdict(status="fail", checks=(size, made_reports.LATENCY))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +61,7 @@ def failed(artifact: str) -> Verdict:
         (made_report(made_row(measured(9.0), batch=8), made_row(measured(20.0)), verdict=Verdict(status="pass")),
          "onnx-fp32", 20.0),
         (PI.model_copy(update={"left_out": {"onnx-fp16": "its score is too low"}}), "onnx-fp32", 20.0),
-        (PI.model_copy(update={"search": made_search()}), "onnx-fp32", 1.0),
+        (PI.model_copy(update={"search": made_reports.made_search()}), "onnx-fp32", 1.0),
     ],
     ids=["fastest", "breaks a limit", "smallest shape", "left out", "search"],
 )  # fmt: skip
@@ -80,7 +71,7 @@ def test_the_cheapest_artifact(report: Report, artifact: str, p50_ms: float) -> 
 
 
 def test_no_artifact_to_deploy() -> None:
-    nothing = Choice.model_validate(made_search().model_dump() | {"pick": None}, strict=False)
+    nothing = Choice.model_validate(made_reports.made_search().model_dump() | {"pick": None}, strict=False)
     unmeasured = made_report(made_row(estimated(), "device"))
     reports = {"pi": PI.model_copy(update={"search": nothing}), "desk": unmeasured}
     assert [device["choice"] for device in compare_devices(reports)["devices"]] == [None, None]
@@ -88,14 +79,14 @@ def test_no_artifact_to_deploy() -> None:
 
 def test_tables_state_failures_instability_and_different_runs() -> None:
     comparison = compare_devices({"pi": PI, "desk": DESK}, {"jetson": "jetson: Connection refused"})
-    text = "".join(rendered(table, 140) for table in comparison_tables(comparison))
+    text = "".join(made_reports.rendered(table, 140) for table in comparison_tables(comparison))
     assert "mine-001 on 3 devices" in text and "jetson: Connection refused" in text
     assert "5.00 ms unstable" in text and "20.0 ms (4.0×)" in text
     assert "unstable: the times changed during the measurement" in text
     assert "| onnx-fp32" in markdown_comparison(comparison) and "20.0 ms (4.0×)" in markdown_comparison(comparison)
     comparison = compare_devices({"pi": PI, "desk": DESK.model_copy(update={"run": "other-002"})})
     assert comparison["notes"][0] == "the reports are of different runs: mine-001, other-002"
-    assert comparison["notes"][0] in rendered(comparison_tables(comparison)[1], 200)
+    assert comparison["notes"][0] in made_reports.rendered(comparison_tables(comparison)[1], 200)
     lines = [*csv.DictReader(io.StringIO(csv_comparison(compare_devices({"pi": PI, "desk": DESK}))))]
     assert [" ".join(line[key] for key in ("device", "artifact", "batch", "p50_ms")) for line in lines] == [
         "pi onnx-fp32 1 20.0", "desk onnx-fp32 1 5.0", "pi onnx-fp32 8 80.0", "pi onnx-fp16 1 15.0",
@@ -115,7 +106,7 @@ def test_the_page_escapes_all_text_and_loads_nothing(tmp_path: Path) -> None:
     parser.feed(page)
     assert not tags & {"script", "link", "img", "iframe"} and page.count("&lt;script&gt;") > 5
     assert "default-src 'none'" in page and "--share: 1.000" in page
-    assert "[bold]" in "".join(rendered(table, 300) for table in comparison_tables(comparison))
+    assert "[bold]" in "".join(made_reports.rendered(table, 300) for table in comparison_tables(comparison))
     write_comparison(compare_devices({"pi": made_report(made_row(estimated(), "device"))}), tmp_path / "empty.html")
     assert "Nothing was measured." in (tmp_path / "empty.html").read_text(encoding="utf-8")
 

@@ -16,27 +16,17 @@ from edgeformer.report.context import ReportContext, measurement_columns
 from edgeformer.report.documents import as_csv, badge_svg, write_report
 from edgeformer.report.sentences import badge_markdown, estimate_note, verdict_sentence
 from edgeformer.run import Location
-from tests.report.made_reports import (
-    ARTIFACT_NAMES,
-    LATENCY,
-    SIZE,
-    crowded_report,
-    estimated,
-    html_of,
-    made_report,
-    made_row,
-    made_search,
-    markdown_of,
-    measured,
-    terminal_of,
-)
+from tests.report import made_reports
+from tests.report.made_reports import SIZE, estimated, made_report, made_row, markdown_of, measured, terminal_of
 
-OPEN_LATENCY = LATENCY.model_copy(update={"status": "unknown", "value": None, "basis": None, "reason": "absent"})
+OPEN_LATENCY = made_reports.LATENCY.model_copy(
+    update={"status": "unknown", "value": None, "basis": None, "reason": "absent"}
+)
 NOT_JUDGED = NotJudged(name="latency", reason="the profile rtx4050 sets no limit")
 BOTH = (SIZE, SIZE.model_copy(update={"name": "memory"}))
 PARTIAL = Verdict(status="pass", checks=BOTH, judged=("size", "memory"), not_judged=(NOT_JUDGED,))
 Renderer = Callable[[Report], str]
-every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, html_of])
+every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, made_reports.html_of])
 
 
 class TestVerdict:
@@ -44,13 +34,13 @@ class TestVerdict:
         def sentence(*checks: Any, status: str = "unknown", **changes: Any) -> str:
             return verdict_sentence(made_report(verdict=Verdict(status=status, checks=checks), **changes))
 
-        assert sentence(SIZE, LATENCY, status="pass") == "Within budget: size, latency (estimated)."
+        assert sentence(SIZE, made_reports.LATENCY, status="pass") == "Within budget: size, latency (estimated)."
         assert sentence(SIZE, status="pass") == "Within budget: size."
         assert sentence(SIZE, OPEN_LATENCY) == "Unknown: latency; within budget: size."
         too_large = SIZE.model_copy(update={"status": "fail"})
         failed = sentence(too_large, OPEN_LATENCY, status="fail")
         assert failed == "Over budget: size of onnx-fp32; unknown: latency."
-        too_slow = LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
+        too_slow = made_reports.LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
         failed = sentence(SIZE, too_slow, status="fail")
         assert failed == "Over budget: latency of onnx-fp32 (estimated); within budget: size."
         reason, not_judged = "latency was not judged: the profile rtx4050 sets no limit.", PARTIAL.not_judged
@@ -117,12 +107,12 @@ class TestMarkdown:
 
 class TestTerminal:
     def test_eleven_artifacts_fit_80_columns(self) -> None:
-        text = terminal_of(crowded_report(), 80)
+        text = terminal_of(made_reports.crowded_report(), 80)
         tables = [line for line in text.splitlines() if not line.startswith("note")]
-        for name in ARTIFACT_NAMES:
+        for name in made_reports.ARTIFACT_NAMES:
             assert sum(line.startswith(f" {name} ") for line in tables) == 2, "measured and estimated, in a line each"
         assert "≈ 10.5 to 98.5 ms" in text, "the range is judged and stays"
-        assert "per second" in terminal_of(crowded_report(), 180) and "per second" not in text
+        assert "per second" in terminal_of(made_reports.crowded_report(), 180) and "per second" not in text
         assert text.count("threads") == 1, "thread counts of host and device are no comparison of thread counts"
 
     def test_warnings_of_measurements_and_estimates_are_separate(self) -> None:
@@ -181,7 +171,7 @@ class TestSearch:
 
     @every_document
     def test_score_has_its_interval_in_every_document(self, render: Renderer) -> None:
-        search = made_search()
+        search = made_reports.made_search()
         interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "bound_inside": True}
         pick = search.candidates[0].model_copy(update=interval)
         undecided = search.model_copy(update={"candidates": (pick, *search.candidates[1:]), "bound": 0.93})

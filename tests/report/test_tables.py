@@ -9,14 +9,8 @@ from edgeformer.artifacts.device import Calibration, EstimateError, FittedCase
 from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.scores import EarlyExitRow
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
-from edgeformer.report.tables import (
-    artifact_table,
-    comparable_scores,
-    early_exit_table,
-    evaluation_table,
-    print_calibration,
-    run_table,
-)
+from edgeformer.report import tables
+from edgeformer.report.tables import artifact_table, evaluation_table, print_calibration
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks, get_task
 from edgeformer.tasks.language_modeling import LanguageScore
@@ -58,7 +52,7 @@ class TestArtifacts:
         bundle = old_bundle("language-v1")
         artifacts = tuple(artifact.model_copy(update={"validation": None}) for artifact in bundle.artifacts)
         golden = bundle.model_copy(update={"artifacts": artifacts})
-        scores, scored_on = comparable_scores(golden)
+        scores, scored_on = tables.comparable_scores(golden)
         assert set(scores) == {artifact.id for artifact in bundle.artifacts}
         assert scored_on is not None and "golden inputs only" in scored_on
         text = rendered(artifact_table(golden), 220)
@@ -69,16 +63,16 @@ class TestArtifacts:
 class TestRun:
     def test_language_model(self, finished_language_run: Path) -> None:
         manifest = read_run(finished_language_run)
-        score, text = manifest.test, rendered(run_table(manifest), 220)
+        score, text = manifest.test, rendered(tables.run_table(manifest), 220)
         assert isinstance(score, LanguageScore) and score.early_exit is not None
         for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
             assert f"{value:,.2f}" in text
         assert f"({score.early_exit.mean_loops:.2f} loops)" in text
         assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
         assert LEAKS not in text
-        assert LEAKS in rendered(run_table(manifest.model_copy(update={"leaks": True})), 220)
+        assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
         changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
-        text = rendered(run_table(manifest.model_copy(update=changes)), 220)
+        text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
         assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
         assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
 
@@ -103,7 +97,7 @@ def early_exit_row(threshold: float | None, share: float, **changes: Any) -> Ear
 
 def test_thresholds_loops_and_shares_of_early_exit() -> None:
     rows = (early_exit_row(None, 1.0), early_exit_row(0.9, 0.25), early_exit_row(0.1, 1.0, rule="cosine"))
-    text = rendered(early_exit_table("mine", rows))
+    text = rendered(tables.early_exit_table("mine", rows))
     assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
     assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
 

@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.studies.jobs import (
-    Job,
-    decisive,
-    jobs_of,
-    load_local_data,
-    recipe_sha256,
-    source_notes,
-    with_local_data,
-)
+from benchmarks.studies import jobs as study_jobs
+from benchmarks.studies.jobs import decisive, load_local_data, recipe_sha256, with_local_data
 from benchmarks.studies.results import Results, StudyRow, StudyTable, kept_documents
 from benchmarks.studies.specification import load_study, study_names
 from benchmarks.studies.study import main
@@ -46,7 +39,7 @@ def test_every_recipe_has_local_data(name: str, data_folder: Path, tmp_path: Pat
         local: Any = with_local_data(recipe, [data_folder, tmp_path], load_local_data())
         paths = [Path(source.path) for sources in local.data.parts.values() for source in sources]
         assert paths and all(path.is_file() for path in paths)
-        assert not any(note.endswith("from the hub") for note in source_notes(recipe, load_local_data()))
+        assert not any(note.endswith("from the hub") for note in study_jobs.source_notes(recipe, load_local_data()))
 
 
 TAUGHT = {**run("A"), "teacher": "b"}
@@ -116,9 +109,9 @@ def test_only_what_decides_the_weights_changes_the_hash() -> None:
     assert decisive(first) == decisive(second)
 
 
-def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[Job]:
+def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[study_jobs.Job]:
     loaded, file = load_study(path)
-    return jobs_of(loaded, file, artifacts, offline=offline)
+    return study_jobs.jobs_of(loaded, file, artifacts, offline=offline)
 
 
 @pytest.mark.parametrize("name", ["table6", "crt-exits"])
