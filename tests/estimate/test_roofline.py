@@ -177,7 +177,7 @@ def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, h
 )
 def test_rates_of_a_precision(kind: str, precision: str, peak: float) -> None:
     assert roofline.rates_of(device(kind), precision) == roofline.Rates(
-        peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**20, overhead_us=5.0, cores=4, gpu=kind == "cuda"
+        peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**18, overhead_us=5.0, cores=4, gpu=kind == "cuda"
     )
 
 
