@@ -78,7 +78,7 @@ def test_a_loop_counts_every_round_and_unknown_operators_give_no_estimate(tmp_pa
     nodes = [helper.make_node("GridSample", ["x", "grid"], ["y"], mode="linear")]
     inputs = [graphs.value("x", graphs.FLOAT, [1, 3, 64, 64]), graphs.value("grid", graphs.FLOAT, [1, 64, 64, 2])]
     graph = graphs.model(nodes, inputs, [graphs.value("y", graphs.FLOAT, [1, 3, 64, 64])], opset=20)
-    bundle = bundle_of(tmp_path, graph)
+    bundle = bundle_of(tmp_path / "unknown", graph)
     (row,) = estimate(bundle, bundle.artifacts[0], PI, [ITEM])
     assert row.latency_ms.status == "unavailable" and row.latency_ms.p50 is None
     assert "GridSample (1)" in str(row.latency_ms.reason) and "without a known cost" in str(row.latency_ms.reason)
