@@ -53,9 +53,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, labels = tmp_path_factory.mktemp("several"), ("food", "staff", '"food,staff"', "")
     rows = (f'"{row.text}",{labels[number % 4]}\n' for number, row in enumerate(synthetic_reviews(200, 0)))
     (folder / "topics.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
-    part = [{"kind": "file", "path": str(folder / "topics.csv")}]
     data = {"split": "given", "labels": ["food", "staff"], "label_separator": ",", "max_length": 16}
-    data["parts"] = {"train": part, "validation": part, "test": part}
+    source = {"kind": "file", "path": str(folder / "topics.csv")}
+    data["parts"] = {part: [dict(source)] for part in ("train", "validation", "test")}
     data["thresholds"] = {"food": 0.2, "staff": 0.5}
     run = train_tiny(folder, "multi-label-classification", data, epochs=1)
     export(run, ExportOptions())
