@@ -1,7 +1,5 @@
 """Fixtures for every test folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -55,15 +53,11 @@ SMALL = [
 
 
 def classifier_recipe(overrides: list[str]) -> ClassificationRecipe:
-    """The quickstart recipe with changes."""
-    recipe = load_recipe("quickstart", overrides)
-    assert isinstance(recipe, ClassificationRecipe)
-    return recipe
+    return load_recipe("quickstart", overrides)
 
 
 @pytest.fixture(scope="session")
 def small_recipe() -> ClassificationRecipe:
-    """A recipe that trains in a second or two on synthetic reviews."""
     return classifier_recipe(SMALL)
 
 
@@ -106,10 +100,7 @@ SMALL_LANGUAGE = [
 
 @pytest.fixture(scope="session")
 def small_language_recipe() -> LanguageRecipe:
-    """A language model's recipe that trains in a few seconds."""
-    recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
-    assert isinstance(recipe, LanguageRecipe)
-    return recipe
+    return load_recipe("crt_mini", SMALL_LANGUAGE)
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ Only errors of edgeformer's own tree that end a command with 2 may come out. Sha
 and by ``make torture`` (many).
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -112,12 +110,8 @@ _TABLES = {
 def _table(kind: str) -> st.SearchStrategy[bytes]:
     """A good table with a few bytes of it replaced, or any bytes."""
     table = _TABLES[kind]
-    patched = st.builds(
-        lambda at, cut, new: table[:at] + new + table[at + cut :],
-        st.integers(0, len(table)),
-        st.integers(0, 3),
-        st.binary(max_size=3),
-    )
+    places, cuts, inserted = st.integers(0, len(table)), st.integers(0, 3), st.binary(max_size=3)
+    patched = st.builds(lambda at, cut, new: table[:at] + new + table[at + cut :], places, cuts, inserted)
     return patched | patched | st.binary(max_size=200)
 
 

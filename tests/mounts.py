@@ -1,7 +1,5 @@
 """Disks of a test's own, mounted in a namespace of its own: they are gone with it, whatever happens."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -15,9 +13,5 @@ def on_disk(disk: Path, options: str, *command: str) -> subprocess.CompletedProc
         command: and its arguments.
     """
     mount = f'mount -t tmpfs -o {options} none "$0" && exec "$@"'
-    return subprocess.run(
-        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    line = ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, str(disk), *command]
+    return subprocess.run(line, capture_output=True, text=True, check=False)

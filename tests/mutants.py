@@ -4,8 +4,6 @@
 changes and runs the tests. Its results are in ``artifacts/mutants/``; docs/explanation/reliability.md has a summary.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -136,7 +134,6 @@ def prepare(module: str) -> None:
 
 
 def run(module: str) -> None:
-    """All mutants of one module, and a file of what came of them."""
     shutil.rmtree(WORK, ignore_errors=True)
     prepare(module)
     cli(["run", "--max-children", "1"], standalone_mode=False)
@@ -152,7 +149,6 @@ def run(module: str) -> None:
 
 
 def summary(modules: Sequence[str]) -> Iterator[str]:
-    """One row per module."""
     for module in modules:
         path = FOUND / f"{module.replace('/', '.')}.json"
         rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []

@@ -1,8 +1,6 @@
 """A table as people really have it: BOM, CRLF, semicolons, quoted line ends, odd columns, a rare label, empty texts,
 repetitions and a contradiction."""
 
-from __future__ import annotations
-
 import csv
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generated sentences with personal data, German and English: no package ships a labelled corpus that may be copied."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence
@@ -39,9 +37,8 @@ def _value(generator: random.Random, label: str) -> str:
     if label == "PERSON":
         return choose((f"{choose(_FIRST)} {surname}", f"{choose(_FIRST)}-{choose(_FIRST)} {surname}", surname))
     if label == "EMAIL":
-        return (
-            f"{choose(_FIRST)}.{surname}{choose(('', '7'))}@{choose(_START)}.{choose(('de', 'com', 'co.uk'))}".lower()
-        )
+        name = f"{choose(_FIRST)}.{surname}{choose(('', '7'))}"
+        return f"{name}@{choose(_START)}.{choose(('de', 'com', 'co.uk'))}".lower()
     day, month, year = generator.randint(1, 28), generator.randint(1, 12), generator.randint(1950, 2025)
     if label == "DATE":
         return choose((f"{day}.{month}.{year}", f"{day}. {choose(_MONTHS)} {year}", f"{year}-{month:02}-{day:02}"))
@@ -67,6 +64,5 @@ def sentences(count: int, seed: int = 0, each: int = 1, missed: float = 0.0) -> 
 
 
 def write_jsonl(path: Path, texts: Sequence[SpanText]) -> None:
-    """Write texts with spans as JSON Lines."""
     rows = ({"text": str(text), "spans": [span._asdict() for span in text.spans]} for text in texts)
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")

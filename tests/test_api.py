@@ -1,7 +1,5 @@
 """The Python API: it does what the commands do, without torch if a bundle is enough."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json
@@ -51,7 +49,7 @@ def classifier() -> edgeformer.Bundle:
 def test_a_prediction_in_one_line_without_torch() -> None:
     """The answer is that of the command. The package itself imports nothing."""
     program = (
-        "import sys, edgeformer; print([n for n in sys.modules if n.startswith('edgeformer.') or n == 'pydantic'])"
+        "import sys, edgeformer; print([n for n in sys.modules if n == 'pydantic' or n.startswith('edgeformer.')])"
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.strip()
     assert output == "['edgeformer._version']"
@@ -59,11 +57,10 @@ def test_a_prediction_in_one_line_without_torch() -> None:
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
         "import edgeformer; print(edgeformer.open('bundle').predict(['a fine film'])[0].probabilities)"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=OLD / "classifier-v1", capture_output=True, text=True, check=False
-    )
+    folder = OLD / "classifier-v1"
+    result = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    outcome = command("predict", "bundle", "a fine film", "--json", cwd=OLD / "classifier-v1")
+    outcome = command("predict", "bundle", "a fine film", "--json", cwd=folder)
     assert eval(result.stdout) == json.loads(outcome.out)["predictions"][0]["probabilities"]
 
 
@@ -98,7 +95,6 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
         shutil.copytree(OLD / name, tmp_path / name)
     run = edgeformer.Run.open(tmp_path / "classifier-v1")
     (row,) = run.evaluate(artifact="onnx-fp32").rows
-    assert run.bundle is not None
     (bundle_row,) = run.bundle.evaluate(artifact="onnx-fp32").rows
     assert (row.accuracy, row.loss) == (bundle_row.accuracy, bundle_row.loss)
     assert [saved.loss for saved in read_evaluation(run.folder).rows if saved.artifact == "onnx-fp32"] == [row.loss]
@@ -112,7 +108,6 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
 
 
 def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every block of docs/reference/python.md in one namespace, with short measurements."""
     short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
     monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))
     blocks = re.findall(r"^```python\n(.*?)^```$", API.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)

@@ -1,7 +1,5 @@
 """Boundaries between packages: types, providers, formats and files that only one package may know."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

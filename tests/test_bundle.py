@@ -1,9 +1,6 @@
 """Bundle: only files that the manifest lists are opened, after a comparison with their checksums."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,23 +41,20 @@ def test_listed_artifacts_open(folder: Path) -> None:
         bundle.artifact("absent")
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content[:1000], r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"),
-        (lambda content: content[:-1] + b"\xff", r"model\.onnx: changed since it was exported.*copy the whole bundle"),
-        (None, r"model\.onnx: cannot be read"),
-    ],
-    ids=["truncated", "changed", "missing"],
-)
-def test_a_damaged_file_is_refused(folder: Path, damage: Callable[[bytes], bytes] | None, message: str) -> None:
+def test_a_damaged_file_is_refused(folder: Path) -> None:
     file = folder / "onnx" / "model.onnx"
-    if damage is None:
-        file.unlink()
-    else:
-        file.write_bytes(damage(file.read_bytes()))
+    content = file.read_bytes()
+    for damaged, message in (
+        (content[:1000], r"model\.onnx: truncated: 1,000 of [0-9,]+ bytes.*export the run again"),
+        (content[:-1] + b"\xff", r"model\.onnx: changed since it was exported.*copy the whole bundle"),
+    ):
+        file.write_bytes(damaged)
+        bundle = opened(folder)
+        with pytest.raises(ArtifactError, match=message):
+            bundle.session(bundle.artifact("model"))
+    file.unlink()
     bundle = opened(folder)
-    with pytest.raises(ArtifactError, match=message):
+    with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read"):
         bundle.session(bundle.artifact("model"))
 
 
@@ -105,14 +99,14 @@ def test_files_without_a_checksum_are_not_opened(folder: Path) -> None:
         bundle.golden()
 
 
+ENGINE = {"format": "tensorrt-rtx", "built_for": {"compute_capability": "8.9"}}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"status": "rejected", "reason": "parity 0.4 above 0.05", "file": None}, r"not built \(rejected: parity 0\.4"),
-        (
-            {"format": "tensorrt-rtx", "built_for": {"compute_capability": "8.9"}},
-            r"engine was built for compute capability 8\.9 and cannot run here",
-        ),
+        (ENGINE, r"engine was built for compute capability 8\.9 and cannot run here"),
         ({"format": "abacus"}, "opens the format 'abacus', only .*onnx"),
     ],
     ids=["rejected", "another GPU", "unknown format"],
@@ -142,12 +136,10 @@ def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exits_and_loops() -> None:
     classifier, language = (opened(OLD / name / "bundle") for name in ("classifier-v1", "language-v1"))
     assert (classifier.loops, language.loops) == (2, 4)
-    assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == {
-        "onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2),
-    }  # fmt: skip
-    assert {a.id: language.exits(a) for a in language.built("full", "exit", "step") if a.precision == "fp32"} == {
-        "onnx-fp32": (4,), "onnx-fp32-exit2": (2,), "onnx-fp32-step": (2, 4),
-    }  # fmt: skip
+    exits = {"onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2)}
+    assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == exits
+    exits, roles = {"onnx-fp32": (4,), "onnx-fp32-exit2": (2,), "onnx-fp32-step": (2, 4)}, ("full", "exit", "step")
+    assert {a.id: language.exits(a) for a in language.built(*roles) if a.precision == "fp32"} == exits
 
 
 def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
@@ -251,9 +243,8 @@ class TestExternalData:
         table.ClearField("raw_data")
         path.write_bytes(model.SerializeToString())
         manifest = folder / "bundle.json"
-        manifest.write_text(
-            manifest.read_text(encoding="utf-8").replace(original_sha256, sha256_of(path)), encoding="utf-8"
-        )
+        listed = manifest.read_text(encoding="utf-8").replace(original_sha256, sha256_of(path))
+        manifest.write_text(listed, encoding="utf-8")
         (tmp_path / "data.tsv").write_text("label\ttext\nnegative\tx\npositive\ty\n", encoding="utf-8")
         arguments = {
             "evaluate": ["--data", "data.tsv", "--artifact", "onnx-fp32"],

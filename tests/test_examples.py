@@ -1,7 +1,5 @@
 """Every program in examples/ runs as a user would start it."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re
@@ -18,12 +16,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name: str, *arguments: str | Path, folder: Path) -> str:
-    """Run an example in ``folder`` and return what it prints."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")]),
-        "OMP_NUM_THREADS": "1",
-    }
+    path = os.pathsep.join([str(EXAMPLES.parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
@@ -58,13 +52,8 @@ def test_looped_language_model(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{number}: {text}" for number in range(20) for text in PARAGRAPHS), encoding="utf-8")
     small = ["model.hidden_size=32", "model.embedding_size=16", "model.ffn_size=64", "model.vocab_size=300"]
-    small += [
-        "data.sequence_length=32",
-        "data.min_characters=20",
-        "model.max_positions=128",
-        "model.loops=4",
-        "model.exits=[2]",
-    ]
+    small += ["data.sequence_length=32", "data.min_characters=20", "model.max_positions=128", "model.loops=4"]
+    small.append("model.exits=[2]")
     options = [word for override in small for word in ("--set", override)]
     output = run("looped_lm.py", text, *options, "--max-steps", "5", folder=tmp_path)
     assert re.search(r"exit 2: perplexity [\d.]+", output) and "The house" in output
@@ -75,9 +64,8 @@ def test_serve_client(finished_run: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edgeformer", "serve", str(finished_run / "bundle"), "--port", "0"]
     with subprocess.Popen(command, cwd=EXAMPLES.parent, stderr=subprocess.PIPE, text=True) as server:
         try:
-            url = next(
-                match[0] for line in server.stderr or () if (match := re.search(r"http://127\.0\.0\.1:\d+", line))
-            )
+            matches = (re.search(r"http://127\.0\.0\.1:\d+", line) for line in server.stderr or ())
+            url = next(match[0] for match in matches if match)
             output = run("serve_client.py", url, "a warm and funny film", "dull", folder=tmp_path)
         finally:
             server.terminate()

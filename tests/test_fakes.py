@@ -5,20 +5,17 @@ profiled and reported on, also with a runtime that none knows (``tests/fakes/ref
 processes of their own, and by the functions that they call.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgeformer.run import read_run
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.fakes.install import installed
 
 PRAISE = ("good", "fine", "lovely", "friendly", "tasty", "clean", "quick")
@@ -64,18 +61,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_json(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    outcome = edgeformer(*arguments, "--json", cwd=folder)
-    assert outcome.code == code, outcome.err
-    document: dict[str, Any] = json.loads(outcome.out)
-    return document
-
-
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
-    trained = run_json(folder, "train", "recipe.yaml", "--name", "reviews")
+    trained = run_json("train", "recipe.yaml", "--name", "reviews", cwd=folder)
     assert trained["status"] == "finished" and trained["test"]["accuracy"] > 0.95
-    exported = run_json(folder, "export", "reviews", "--int8", "--exit", "all", "--build", "reference")
+    exported = run_json("export", "reviews", "--int8", "--exit", "all", "--build", "reference", cwd=folder)
     statuses = {artifact["id"]: (artifact["status"], artifact["reason"]) for artifact in exported["artifacts"]}
     assert statuses == dict.fromkeys(GRAPHS | BUILT, ("built", None))
     for artifact in (artifact for artifact in exported["artifacts"] if artifact["id"] in GRAPHS):
@@ -85,7 +75,7 @@ def run(folder: Path) -> Path:
 
 
 def test_plan_and_the_model_card_say_what_it_is(folder: Path, run: Path) -> None:
-    plan = run_json(folder, "plan", "recipe.yaml", "--device", "rtx4050")
+    plan = run_json("plan", "recipe.yaml", "--device", "rtx4050", cwd=folder)
     assert plan["fits"] and plan["parameters"] == read_run(run).parameters
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     assert "averaged embeddings of width 32, one block (48) × 2 rounds" in card
@@ -93,26 +83,23 @@ def test_plan_and_the_model_card_say_what_it_is(folder: Path, run: Path) -> None
     assert (config["model_type"], config["iterations"]) == ("averaging", 2)
 
 
-def test_verify_and_evaluate(folder: Path, run: Path) -> None:
-    checks = run_json(folder, "verify", "reviews")["artifacts"]
+def test_verify_evaluate_and_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
+    checks = run_json("verify", "reviews", cwd=folder)["artifacts"]
     assert {row["artifact"]: row["status"] for row in checks} == dict.fromkeys(GRAPHS | BUILT, "verified")
-    rows = run_json(folder, "evaluate", "reviews", "--artifact", "all")["rows"]
+    rows = run_json("evaluate", "reviews", "--artifact", "all", cwd=folder)["rows"]
     assert {row["artifact"] for row in rows} == {"torch", *GRAPHS, *BUILT}
     assert all(row["accuracy"] > 0.9 for row in rows if "exit1" not in row["artifact"])
-
-
-def test_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
     for artifact in ("onnx-fp32", "onnx-int8", "onnx-int8-step", "onnx-reference-fp32"):
-        predictions = run_json(folder, "predict", "reviews", *TEXTS, "--artifact", artifact)["predictions"]
+        predictions = run_json("predict", "reviews", *TEXTS, "--artifact", artifact, cwd=folder)["predictions"]
         assert [row["label"] for row in predictions] == ["positive", "negative"], artifact
-    hasty = run_json(folder, "predict", "reviews", *TEXTS, "--confidence", "0.0")["predictions"]
+    hasty = run_json("predict", "reviews", *TEXTS, "--confidence", "0.0", cwd=folder)["predictions"]
     assert [row["loops"] for row in hasty] == [1, 1]
 
 
 def test_profile_measures_on_this_host_and_estimates_for_a_card(folder: Path, run: Path) -> None:
     artifact = "onnx-reference-fp32"
     options = ("--device", "host", "--artifact", artifact, "--batch", "1", "--seq", "16")
-    report = run_json(folder, "profile", "reviews", *options)
+    report = run_json("profile", "reviews", *options, cwd=folder)
     steady = [row for row in report["rows"] if row["phase"] == "steady"]
     assert steady and all(row["latency_ms"]["status"] == "measured" for row in steady)
     for kind in ("json", "md", "html", "csv"):

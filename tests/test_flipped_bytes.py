@@ -3,8 +3,6 @@
 Two hundred random ones are in torture.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A few hostile documents of every kind; ``make torture`` tries thousands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

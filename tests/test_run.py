@@ -1,7 +1,5 @@
 """Runs and RUN arguments: names, locations, and errors."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -18,7 +16,7 @@ from edgeformer.report.listing import run_records
 from edgeformer.run import Location, Run, find_bundle, locate
 from edgeformer.system.lock import lock_folder
 from edgeformer.training.train import folder_to_resume
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 
 OLD = Path(__file__).parent / "old_format"
 TRAINED_AS = {name: json.loads((OLD / name / "run.json").read_text(encoding="utf-8"))["run"]
@@ -48,9 +46,8 @@ def test_an_unfinished_run_is_refused(artifacts: Path) -> None:
     command = re.escape(f"--resume --name renamed --artifacts {artifacts}")
     for status in ("interrupted", "running"):  # no process trains it
         path.write_text(json.dumps({**manifest, "status": status}), encoding="utf-8")
-        with pytest.raises(
-            ArtifactError, match=rf"training is not finished \(status: interrupted\); .*: edgeformer train .*{command}"
-        ):
+        message = rf"training is not finished \(status: interrupted\); .*: edgeformer train .*{command}"
+        with pytest.raises(ArtifactError, match=message):
             Run.open(artifacts / "renamed").require_finished()
         assert run_records(artifacts)[0]["status"] == "interrupted"
     with lock_folder(artifacts / "renamed", "is being trained"):
@@ -63,19 +60,15 @@ def test_an_unfinished_run_is_refused(artifacts: Path) -> None:
 
 
 def test_all_arguments_for_a_run_give_the_same_name(artifacts: Path, tmp_path: Path) -> None:
-    run = artifacts / "renamed"
-    shutil.copytree(run / "bundle", tmp_path / "device")
-    places = {
-        "renamed": (run, run / "bundle", None),
-        str(run): (run, run / "bundle", None),
-        str(run / "bundle"): (run, run / "bundle", None),
-        str(run / "bundle" / "onnx" / "model_fp16.onnx"): (run, run / "bundle", "onnx-fp16"),
-        str(run / "bundle" / "onnx" / "step_embed.onnx"): (run, run / "bundle", "onnx-fp32-step"),
-        str(tmp_path / "device"): (None, tmp_path / "device", None),
-    }
-    for argument, (folder, bundle, artifact) in places.items():
+    run, bundle = artifacts / "renamed", artifacts / "renamed" / "bundle"
+    shutil.copytree(bundle, tmp_path / "device")
+    files = {"model_fp16.onnx": "onnx-fp16", "step_embed.onnx": "onnx-fp32-step"}
+    places = {str(bundle / "onnx" / name): (run, bundle, artifact) for name, artifact in files.items()}
+    places |= dict.fromkeys(("renamed", str(run), str(bundle)), (run, bundle, None))
+    places[str(tmp_path / "device")] = (None, tmp_path / "device", None)
+    for argument, expected in places.items():
         location = locate(argument, artifacts)
-        assert (location.run, location.bundle, location.artifact) == (folder, bundle, artifact)
+        assert (location.run, location.bundle, location.artifact) == expected
         assert location.name == TRAINED_AS["classifier-v1"]
     assert locate(None, artifacts).run == run
 
@@ -89,9 +82,7 @@ def test_commands_agree_on_the_name_of_a_renamed_run(artifacts: Path, tmp_path: 
     shutil.copytree(artifacts / "renamed" / "bundle", tmp_path / "device")
     for argument in ("artifacts/renamed", "device"):
         for command in (("predict", argument, "a fine film"), ("verify", argument)):
-            outcome = edgeformer(*command, "--json", cwd=tmp_path)
-            assert outcome.code == 0, outcome.err
-            assert json.loads(outcome.out)["run"] == TRAINED_AS["classifier-v1"]
+            assert run_json(*command, cwd=tmp_path)["run"] == TRAINED_AS["classifier-v1"]
 
 
 def test_missing_runs_and_bundles_are_refused(artifacts: Path, tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Peak rates of a device, by the precision of what runs on it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

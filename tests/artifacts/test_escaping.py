@@ -1,7 +1,5 @@
 """What came from data is seen, never obeyed: by terminals, browsers, Markdown and spreadsheets."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgeformer.artifacts.report import Report
 from edgeformer.artifacts.units import csv_cell, markdown, markdown_line, visible
 from edgeformer.report.columns import Column, TableColumns
 from edgeformer.report.context import ReportContext
@@ -54,50 +51,32 @@ def test_formulas_in_csv_are_quoted(text: str, is_formula: bool) -> None:
 )  # fmt: skip
 def test_markdown(text: str, expected: str) -> None:
     assert markdown(text) == expected
-    assert [markdown_line(text) for text in ("# x", "- x", "1. x", "+ x", "x # y")] == [
-        "\\# x", "\\- x", "\\1. x", "\\+ x", "x # y"
-    ]  # fmt: skip
+    lines = {"# x": "\\# x", "- x": "\\- x", "1. x": "\\1. x", "+ x": "\\+ x", "x # y": "x # y"}
+    assert [*map(markdown_line, lines)] == [*lines.values()]
 
 
-@pytest.fixture
-def hostile() -> Report:
-    """A report in which everything that came from elsewhere is hostile."""
+def test_a_hostile_report_in_every_format() -> None:
+    """Everything in it that came from elsewhere is hostile."""
     report = made_report()
-    rows = [row.model_copy(update={"artifact": HOSTILE, "precision": HOSTILE}) for row in report.rows]
-    checks = [check.model_copy(update={"artifact": HOSTILE, "reason": HOSTILE}) for check in report.verdict.checks]
-    return report.model_copy(
-        update={
-            "run": HOSTILE,
-            "device": HOSTILE,
-            "device_title": HOSTILE,
-            "rows": tuple(rows),
-            "verdict": report.verdict.model_copy(update={"checks": tuple(checks)}),
-            "notes": (HOSTILE, "# heading"),
-            "host": {**report.host, "cpu": HOSTILE},
-        }
-    )
-
-
-def test_a_hostile_report_in_every_format(hostile: Report) -> None:
-    text = as_markdown(ReportContext(hostile))
-    assert not CONTROL.search(text)
+    artifact = {"artifact": HOSTILE, "precision": HOSTILE}
+    rows = tuple(row.model_copy(update=artifact) for row in report.rows)
+    checks = tuple(check.model_copy(update={"artifact": HOSTILE, "reason": HOSTILE}) for check in report.verdict.checks)
+    verdict, host = report.verdict.model_copy(update={"checks": checks}), {**report.host, "cpu": HOSTILE}
+    changes = {"run": HOSTILE, "device": HOSTILE, "device_title": HOSTILE, "notes": (HOSTILE, "# heading")}
+    context = ReportContext(report.model_copy(update={**changes, "rows": rows, "verdict": verdict, "host": host}))
+    text, page, svg = as_markdown(context), as_html(context), badge_svg(context)
+    table = context.columns("csv").csv(context.report.rows)
+    assert not any(CONTROL.search(document) for document in (text, page, svg, table))
     assert "<script" not in text and "\n# heading" not in text and "- # heading" not in text
     assert "[l](http" not in text and re.search(r"(?<!\\)`x", text) is None
-    page = as_html(ReportContext(hostile))
-    assert not CONTROL.search(page)
     assert "<script" not in page and "&lt;script&gt;" in page
-    svg = badge_svg(ReportContext(hostile))
-    assert not CONTROL.search(svg)
-    assert {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()} <= {
-        "svg", "title", "clipPath", "rect", "g", "text"
-    }  # fmt: skip
-    text = ReportContext(hostile).columns("csv").csv(hostile.rows)
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert not CONTROL.search(text)
-    assert all(row["artifact"].startswith("'=cmd") for row in rows)
-    assert any(re.fullmatch(r"[0-9.]+", row["p50_ms"]) for row in rows)
-    table = TableColumns(Column("x", lambda row: row)).csv([-3.5, "-3.5", "-x"])
-    assert table.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
+    tags = {element.tag.rpartition("}")[2] for element in ET.fromstring(svg).iter()}
+    assert tags <= {"svg", "title", "clipPath", "rect", "g", "text"}
+    lines = list(csv.DictReader(io.StringIO(table)))
+    assert all(line["artifact"].startswith("'=cmd") for line in lines)
+    assert any(re.fullmatch(r"[0-9.]+", line["p50_ms"]) for line in lines)
+    numbers = TableColumns(Column("x", lambda row: row)).csv([-3.5, "-3.5", "-x"])
+    assert numbers.splitlines()[1:] == ["-3.5", "-3.5", "'-x"]
 
 
 def test_terminal_of_real_commands(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """golden.npz has one schema: what does not keep to it is neither read nor written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

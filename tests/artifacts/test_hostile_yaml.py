@@ -1,27 +1,17 @@
 """YAML that is built to take for ever is refused, with file and line, in bounded time and memory."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 
 import pytest
 
-from edgeformer.artifacts.documents import (
-    DEEPEST,
-    MOST_BYTES,
-    MOST_NODES,
-    apply_overrides,
-    load_profile,
-    parse_yaml,
-    read_yaml,
-    shipped_folder,
-)
+from edgeformer.artifacts import documents
+from edgeformer.artifacts.documents import DEEPEST, MOST_BYTES, MOST_NODES
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.models import load_recipe
 from tests.cli.measure_cli import measured, refused
 
-QUICKSTART = (shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
+QUICKSTART = (documents.shipped_folder("recipes") / "quickstart.yaml").read_text(encoding="utf-8")
 BOMB = "a0: &a0 [x, x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 99))
 HOSTILE = {
     "alias": ("a: &a [x, x]\nb:\n  - *a\n", 3, "an alias (*) is not supported; write the value"),
@@ -44,7 +34,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("read", [load_recipe, load_profile])
+@pytest.mark.parametrize("read", [load_recipe, documents.load_profile])
 def test_refused_with_file_and_line(tmp_path: Path, kind: str, read: object) -> None:
     text, line, reason = HOSTILE[kind]
     path = tmp_path / "hostile.yaml"
@@ -60,9 +50,9 @@ def test_refused_with_file_and_line(tmp_path: Path, kind: str, read: object) -> 
 
 @pytest.mark.parametrize("kind", ["alias inside itself", "deep flow", "tag that does not fit"])
 def test_value_of_set(kind: str) -> None:
-    document = read_yaml(shipped_folder("recipes") / "quickstart.yaml")
+    document = documents.read_yaml(documents.shipped_folder("recipes") / "quickstart.yaml")
     with pytest.raises(RecipeError, match=r"(?s)^--set data=.*not valid YAML") as caught:
-        apply_overrides(document, ["data=" + HOSTILE[kind][0]])
+        documents.apply_overrides(document, ["data=" + HOSTILE[kind][0]])
     assert HOSTILE[kind][2] in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -94,5 +84,5 @@ def test_thousands_of_problems_or_steps_are_not_all_said(tmp_path: Path) -> None
     ],
 )  # fmt: skip
 def test_scalars_are_read_as_yaml_1_2_does(text: str, value: object) -> None:
-    parsed, _ = parse_yaml(text)
+    parsed, _ = documents.parse_yaml(text)
     assert parsed == value and type(parsed) is type(value)

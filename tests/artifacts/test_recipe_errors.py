@@ -1,7 +1,5 @@
 """A wrong recipe is refused with file, line, key, what is allowed, and the nearest key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -28,16 +26,13 @@ def test_shipped_recipes_are_valid_and_named_like_their_file(name: str) -> None:
     assert recipe.target == "rtx4050"
 
 
-def test_unknown_key_names_line_nearest_and_allowed(tmp_path: Path) -> None:
+def test_an_unknown_key_is_refused_with_line_nearest_and_allowed(tmp_path: Path) -> None:
     text = QUICKSTART.replace("  epochs: ", "  epoch: ")
     line = next(i for i, line in enumerate(text.splitlines(), 1) if line.startswith("  epoch: "))
     message = refusal(tmp_path, text)
     assert f"recipe.yaml:{line}: unknown key 'training.epoch'; did you mean 'epochs'?" in message
     assert "batch_size" in message  # an allowed key
     assert "key 'training.epochs' is missing" in message
-
-
-def test_unknown_key_inside_a_union_lists_that_variants_keys(tmp_path: Path) -> None:
     text = QUICKSTART.replace("{kind: cosine, warmup: 0.06}", "{kind: cosine, warmpu: 0.06}")
     message = refusal(tmp_path, text)
     assert "'training.schedule.warmpu'; did you mean 'warmup'?" in message

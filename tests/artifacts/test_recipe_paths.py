@@ -1,7 +1,5 @@
 """Relative paths of a recipe are found from its own folder, and stay valid in the run that it becomes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +75,9 @@ def test_a_saved_recipe_is_the_same_wherever_it_is_read(place: Path, monkeypatch
 def test_folders_are_found_and_names_left_alone(tmp_path: Path) -> None:
     (tmp_path / "minilm").mkdir()
     (tmp_path / "glue").mkdir()
-    document = YamlDocument(
-        "mine.yaml",
-        {
-            "data": {"parts": {"train": [{"kind": "hub", "name": "glue"}, {"kind": "hub", "name": "nyu-mll/glue"}]}},
-            "model": {"source": "minilm"},
-            "training": {"teacher": "another-run"},
-        },
-    )
+    parts = {"train": [{"kind": "hub", "name": name} for name in ("glue", "nyu-mll/glue")]}
+    content = {"data": {"parts": parts}, "model": {"source": "minilm"}, "training": {"teacher": "another-run"}}
+    document = YamlDocument("mine.yaml", content)
     resolve_paths(document, tmp_path, {"model": ("source",), "training": ("teacher",)})
     sources = document.content["data"]["parts"]["train"]
     assert [source["name"] for source in sources] == [str(tmp_path / "glue"), "nyu-mll/glue"]

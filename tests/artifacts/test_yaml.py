@@ -1,18 +1,16 @@
 """The YAML writer: what the reader returns is what was written, for every string in every place."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgeformer.artifacts.documents import parse_yaml, shipped_folder, to_yaml
 from edgeformer.models import load_recipe
-from tests.cli.run_cli import edgeformer
+from edgeformer.training.init import DraftOptions, draft
 
 NAMES = (
     "5e-3", ".5e3", "1e+3", "1e5", "0o7", "0x1F", "0b11", "1_000", "12:30:45", "190:20:30", "2026-11-28", "017",
@@ -59,28 +57,13 @@ ODD = ("1e+3", ".5e3", "no", "~", "2026-11-28", "12:30:45")
 """Labels that YAML reads as numbers, as nothing or as dates, unless they are quoted."""
 
 
-def test_a_run_with_such_names_is_opened_by_every_command(tmp_path: Path) -> None:
+def test_a_drafted_recipe_with_such_names_is_read_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command opens a run through its recipe."""
+    monkeypatch.chdir(tmp_path)
     rows = [f"{word} {word} number {n},{label}" for n in range(15) for word, label in zip("abcdef", ODD, strict=True)]
-    (tmp_path / "5e-3.csv").write_text("\n".join(["1e3,5e-3", *rows]) + "\n", encoding="utf-8")
-
-    def run(*arguments: str) -> str:
-        outcome = edgeformer(*arguments, cwd=tmp_path)
-        assert outcome.code == 0, outcome.err
-        return outcome.out
-
-    run("init", "5e-3.csv", "--model", "encoder")
-    small = ["model.hidden_size=16", "model.ffn_size=16", "training.epochs=1"]
-    run("train", "5e-3.yaml", "--name", "5e-3", *(word for setting in small for word in ("--set", setting)))
-    recipe, _ = parse_yaml((tmp_path / "artifacts/5e-3/recipe.yaml").read_text(encoding="utf-8"))
-    assert (recipe["name"], sorted(recipe["data"]["labels"])) == ("5e-3", sorted(ODD))
-    assert (recipe["data"]["parts"]["train"][0]["text"], recipe["data"]["parts"]["train"][0]["label"]) == (
-        "1e3",
-        "5e-3",
-    )
-    assert "5e-3" in run("list", "runs")
-    run("evaluate", "5e-3", "--split", "test")
-    run("export", "5e-3", "--int8")
-    run("verify", "5e-3")
-    assert set(json.loads(run("predict", "5e-3", "a a number 1", "--json"))["predictions"][0]["probabilities"]) == {
-        *ODD
-    }
+    Path("5e-3.csv").write_text("\n".join(["1e3,5e-3", *rows]) + "\n", encoding="utf-8")
+    drafted = draft(Path("5e-3.csv"), DraftOptions())
+    recipe: Any = load_recipe(str(drafted.path))
+    assert (recipe.name, sorted(recipe.data.labels)) == ("5e-3", sorted(ODD))
+    (source,) = recipe.data.parts["train"]
+    assert (source.text, source.label) == ("1e3", "5e-3")

@@ -1,7 +1,5 @@
 """Artifacts, their scores and their rows, by hand, for what a choice picks of them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,12 +22,8 @@ CPU = "CPUExecutionProvider"
 def requirements(phase: Literal["steady", "decode"] = "steady", **limits: float) -> Requirements:
     """Limits at the shape of the budget; quantities by name."""
     quantities: list[Quantity] = ["size", "latency", "memory", "energy"]
-    entries = [
-        Limit(quantity, limits[quantity], None if quantity == "size" else (1, 128), "profile")
-        for quantity in quantities
-        if quantity in limits
-    ]
-    return Requirements(tuple(entries), (1, 128), phase)
+    shapes = {name: None if name == "size" else (1, 128) for name in quantities if name in limits}
+    return Requirements(tuple(Limit(name, limits[name], shapes[name], "profile") for name in shapes), (1, 128), phase)
 
 
 def accuracy(value: float) -> ClassificationScore:
@@ -49,29 +43,12 @@ def artifact(name: str, size: int = 500, **changes: Any) -> ArtifactManifest:
 
 
 def bundle(*artifacts: ArtifactManifest, **changes: Any) -> BundleManifest:
-    manifest = BundleManifest(
-        run="tiny",
-        task="classification",
-        created="2026-11-21T00:00:00.000+00:00",
-        max_length=128,
-        max_positions=512,
-        pad_id=0,
-        parameters=100,
-        synthetic=False,
-        data=DataConfig.model_validate(
-            {
-                "parts": {"train": [{"kind": "synthetic-reviews", "rows": 10}]},
-                "split": "random-split",
-                "labels": ["negative", "positive"],
-            },
-            strict=False,
-        ),
-        data_fingerprints={},
-        files={},
-        artifacts=artifacts,
-        code_version="1",
-    )
-    return manifest.model_copy(update=changes)
+    parts = {"train": [{"kind": "synthetic-reviews", "rows": 10}]}
+    data = {"parts": parts, "split": "random-split", "labels": ["negative", "positive"]}
+    facts: dict[str, Any] = {"run": "tiny", "task": "classification", "created": "2026-11-21T00:00:00.000+00:00"}
+    facts |= {"max_length": 128, "max_positions": 512, "pad_id": 0, "parameters": 100, "synthetic": False}
+    facts |= {"data": DataConfig.model_validate(data, strict=False), "data_fingerprints": {}, "files": {}}
+    return BundleManifest(**facts, artifacts=artifacts, code_version="1").model_copy(update=changes)
 
 
 def row(name: str, p50: float = 4.0, size: int = 500, peak: int = 1000, **changes: Any) -> Row:

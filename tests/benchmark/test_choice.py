@@ -1,7 +1,5 @@
 """Choice: candidates, Pareto front, pick and reason, ties, and agreement with a brute force."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import pytest
@@ -12,29 +10,15 @@ from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Drif
 from edgeformer.artifacts.report import Conditions, Latency, Row
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import rows_of_kind
-from tests.benchmark.choice_cases import (
-    CPU,
-    accuracy,
-    artifact,
-    bundle,
-    estimate,
-    perplexity,
-    picked,
-    requirements,
-    row,
-    run,
-)
+from tests.benchmark import choice_cases
+from tests.benchmark.choice_cases import accuracy, artifact, bundle, estimate, perplexity, picked, row, run
 
 
 def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
-    manifest = bundle(
-        artifact("exact", validation=accuracy(0.93)),
-        artifact("good", validation=accuracy(0.91)),
-        artifact("fast", validation=accuracy(0.80)),
-        artifact("big", validation=accuracy(0.95)),
-    )
+    scores = {"exact": 0.93, "good": 0.91, "fast": 0.80, "big": 0.95}
+    manifest = bundle(*(artifact(name, validation=accuracy(score)) for name, score in scores.items()))
     rows = [row("exact", 9.0), row("good", 5.0), row("fast", 1.0), row("big", 2.0, size=900)]
-    limits = requirements(size=600, latency=20.0)
+    limits = choice_cases.requirements(size=600, latency=20.0)
     result = run(manifest, rows, limits, ChoiceOptions(0.9))
     assert picked(result) == ("good", 2)
     assert result.reason == (
@@ -49,7 +33,7 @@ def test_the_fastest_accurate_candidate_within_limits_is_picked() -> None:
     assert result.basis == "measured"
 
 
-def test_a_bound_inside_the_score_interval_is_noted() -> None:
+def test_a_bound_inside_the_score_interval_is_noted_and_one_outside_is_decided() -> None:
     small_sample = accuracy(393 / 422).model_copy(update={"n": 422})
     below = accuracy(390 / 422).model_copy(update={"n": 422})
     manifest = bundle(artifact("near", validation=small_sample), artifact("below", validation=below))
@@ -62,9 +46,6 @@ def test_a_bound_inside_the_score_interval_is_noted() -> None:
         "do not decide whether it is met"
     )
     assert under.reason == "accuracy 0.9242 is below 0.93, inside its 95% interval 0.8946 to 0.9476"
-
-
-def test_a_bound_outside_the_score_interval_is_decided() -> None:
     clear = run(bundle(artifact("model")), [row("model")], options=ChoiceOptions(0.8))
     assert clear.candidates[0].bound_inside is False and "does not decide" not in clear.reason
     assert clear.reason.endswith(". Accuracy 0.9000 on 1,000 rows, 95% interval 0.8797 to 0.9179")
@@ -79,16 +60,15 @@ def twice(name: str, first: float, second: float, size: int) -> Row:
     return row(name, first, size, conditions=Conditions(repeated_p50_ms=second))
 
 
+TIE = "a tie: measured times that differ by less than 15%"
+
+
 @pytest.mark.parametrize(
     ("large", "small", "why"),
     [
-        (row("large", 4.0, 900), row("small", 4.59, 100), "a tie: measured times that differ by less than 15%"),
+        (row("large", 4.0, 900), row("small", 4.59, 100), TIE),
         (row("large", 4.0, 900), row("small", 4.61, 100), None),
-        (
-            row("large", 0.12, 900),
-            row("small", 0.21, 100),
-            "a tie: measured times that differ by less than 15% or 0.1 ms",
-        ),
+        (row("large", 0.12, 900), row("small", 0.21, 100), f"{TIE} or 0.1 ms"),
         (row("large", 0.12, 900), row("small", 0.23, 100), None),
         (twice("large", 4.0, 4.1, 900), twice("small", 4.7, 4.05, 100), None),
         (estimate("large", 1.0, 4.0, 900), estimate("small", 3.9, 9.0, 100), "their ranges overlap"),
@@ -100,7 +80,7 @@ def test_of_times_that_are_no_different_the_smaller_file_wins(large: Row, small:
     kind: Literal["cuda", "cpu"] = "cuda" if is_estimate else "cpu"
     result = run(bundle(artifact("large"), artifact("small")), [large, small], kind=kind, on_target=not is_estimate)
     assert picked(result) == ("large" if why is None else "small", large.threads)
-    assert why is None or (f"{why}" in result.reason and "and it has the smaller file (100 B)" in result.reason)
+    assert why is None or (why in result.reason and "and it has the smaller file (100 B)" in result.reason)
     assert result.basis == ("estimated" if is_estimate else "measured")
     assert ("Its time is an estimate" in result.reason and "≈ 2.00 ms" in result.reason) == is_estimate
     ranges = [(candidate.low_ms, candidate.high_ms) for candidate in result.candidates]
@@ -118,8 +98,8 @@ def test_equal_times_go_to_fewer_threads_and_equal_sizes_to_the_shorter_time() -
     assert picked(run(manifest, rows, options=ChoiceOptions(minimize="memory"))) == ("model", 4)
 
 
-def test_known_limits_go_before_unknown_ones() -> None:
-    limits = requirements(latency=5.0)
+def test_known_limits_go_before_unknown_ones_and_host_rows_rank_only_without_estimates() -> None:
+    limits = choice_cases.requirements(latency=5.0)
     manifest = bundle(artifact("maybe"), artifact("surely"), artifact("never"))
     rows = [estimate("maybe", 0.1, 6.0), estimate("surely", 4.0, 5.0), estimate("never", 5.1, 9.0)]
     result = run(manifest, rows, limits, kind="cuda", on_target=False)
@@ -128,10 +108,6 @@ def test_known_limits_go_before_unknown_ones() -> None:
     alone = run(bundle(artifact("maybe")), rows[:1], limits, kind="cuda", on_target=False)
     assert picked(alone) == ("maybe", None)
     assert "Unknown: whether it keeps the limit of latency" in alone.reason
-
-
-def test_host_rows_rank_only_without_estimates() -> None:
-    limits = requirements(latency=5.0)
     manifest = bundle(artifact("slow"), artifact("slower"))
     host = [row("slower", 90.0), row("slow", 80.0)]
     result = run(manifest, host, limits, kind="cuda", on_target=False)
@@ -145,7 +121,10 @@ def test_host_rows_rank_only_without_estimates() -> None:
 
 def test_failures_of_the_usual_provider_are_device_rows() -> None:
     unknown = Latency(status="unavailable", reason="ended by signal 11")
-    for kind, usual, other in (("cpu", CPU, "openvino"), ("cuda", "CUDAExecutionProvider", "tensorrt-rtx")):
+    for kind, usual, other in (
+        ("cpu", choice_cases.CPU, "openvino"),
+        ("cuda", "CUDAExecutionProvider", "tensorrt-rtx"),
+    ):
         failed, elsewhere = (row("model", latency_ms=unknown, provider=name) for name in (usual, other))
         assert rows_of_kind([failed, elsewhere], kind) == [failed]  # type: ignore[arg-type]
 
@@ -199,14 +178,9 @@ def test_a_decode_graph_has_the_score_of_the_full_graph_and_competes_per_token()
         artifact("decode", role="decode", validation=perplexity(12.0), size=600),  # of fewer tokens
         artifact("half-decode", role="decode", precision="fp16", validation=None),
     )
-    limits = requirements("decode")
-    rows = [
-        row("full", 50.0),
-        row("exit2", 15.0),
-        row("decode", 50.0),
-        row("decode", 3.0, phase="decode"),
-        row("half-decode", 2.0, phase="decode"),
-    ]
+    limits = choice_cases.requirements("decode")
+    rows = [row("full", 50.0), row("exit2", 15.0), row("decode", 50.0)]
+    rows += [row("decode", 3.0, phase="decode"), row("half-decode", 2.0, phase="decode")]
     result = run(manifest, rows, limits, ChoiceOptions(25.0))
     assert picked(result) == ("decode", 2)
     assert [(c.artifact, c.score, c.scored_as, c.latency_ms) for c in result.candidates] == [
@@ -235,11 +209,8 @@ def test_unusable_scores_and_leaking_models_are_refused(score: float | None, tas
 
 
 def test_absent_variants_name_the_option_that_adds_them() -> None:
-    drift = Drift(
-        tolerance=1e-4,
-        loops=tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2)),
-        first_beyond=None,
-    )
+    loops = tuple(LoopDrift(loop=loop, rms_error=0.0, max_error=0.0) for loop in (1, 2))
+    drift = Drift(tolerance=1e-4, loops=loops, first_beyond=None)
     rejected = artifact("onnx-int8", precision="int8", status="rejected", reason="accuracy lost")
     result = run(bundle(artifact("onnx-fp32", drift=drift), rejected), [row("onnx-fp32")])
     assert result.not_in_bundle == (

@@ -1,7 +1,5 @@
 """The shipped hardware profiles, and how a device is recognised."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -16,7 +14,6 @@ from edgeformer.artifacts.device import DeviceProfile, Fact
 from edgeformer.artifacts.documents import shipped_names
 from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
-from tests.cli.in_process import in_process
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "profiles.md"
@@ -35,7 +32,6 @@ NEEDED = (
 
 
 def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
-    """Every fact of a profile, the peaks among them."""
     for owner in (profile, profile.peaks):
         for field in type(owner).model_fields:
             if isinstance(fact := getattr(owner, field), Fact):
@@ -43,7 +39,6 @@ def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
 
 
 def value(fact: Fact[float] | Fact[int] | None) -> float:
-    assert fact is not None
     return fact.value
 
 
@@ -58,10 +53,6 @@ def honest(fact: Fact[object]) -> bool:
     if fact.verified != "measured here":
         return len(source) > 10 and (fact.verified != "published" or fact.published is not None)
     return _HOW.search(source) is not None and _DAY.search(source) is not None and _DENIED.search(source) is None
-
-
-def test_the_shipped_profiles_are_those_that_were_promised() -> None:
-    assert tuple(shipped_names("profiles")) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,11 +71,7 @@ def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> No
     peaks = profile.peaks
     for field in NEEDED:
         assert getattr(profile, field) is not None, field
-    memory, system, usable = (
-        value(profile.memory_bytes),
-        value(profile.system_bytes),
-        value(profile.usable_memory_bytes),
-    )
+    memory, system, usable = map(value, (profile.memory_bytes, profile.system_bytes, profile.usable_memory_bytes))
     assert 0 < usable <= memory - system
     assert value(profile.context_bytes) < usable
     assert value(profile.cache_bytes) < memory
@@ -101,7 +88,7 @@ def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> No
 
 def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Path) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in NAMES)
+    assert tuple(shipped_names("profiles")) == NAMES and all(f"`{name}`" in text for name in NAMES)
     example = next(block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "name: my-card" in block)
     file = tmp_path / "my-card.yaml"
     file.write_text(example, encoding="utf-8")
@@ -113,10 +100,6 @@ def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Pat
 # Recognition
 
 
-def test_the_cpu_profile_is_this_host() -> None:
-    assert find_target(load_profile("host")).present
-
-
 def card(name: str, memory_bytes: int | None = 6 * GIB) -> nvidia.Gpu:
     return nvidia.Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_bytes=memory_bytes, compute_capability="8.9")
 
@@ -126,6 +109,16 @@ def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
     monkeypatch.setattr(nvidia, "gpus", lambda: [detected])
     cuda = [profile for profile in map(load_profile, DEVICES) if profile.kind == "cuda" and not profile.boards]
     return [profile.name for profile in cuda if find_target(profile).present]
+
+
+SIBLINGS = {
+    "NVIDIA GeForce RTX 4060": 8, "NVIDIA GeForce RTX 3050": 8, "NVIDIA GeForce RTX 3050 Laptop GPU": 4,
+    "NVIDIA GeForce RTX 3050 6GB Laptop GPU": 6, "NVIDIA GeForce RTX 3050 Ti Laptop GPU": 4,
+    "NVIDIA GeForce GTX 1650 SUPER": 4, "NVIDIA GeForce GTX 1650 Ti": 4, "NVIDIA A100-SXM4-40GB": 40,
+    "NVIDIA GeForce GTX 1650 with Max-Q Design": 4, "NVIDIA L40S": 45, "NVIDIA T4G": 16, "NVIDIA H200 NVL": 140,
+    "NVIDIA A100 80GB PCIe": 80, "NVIDIA H100 PCIe": 80, "NVIDIA GeForce RTX 5090": 32,
+}  # fmt: skip
+"""Cards that are not taken for those of a profile, and their GiB."""
 
 
 @pytest.mark.parametrize(
@@ -140,30 +133,15 @@ def present(monkeypatch: pytest.MonkeyPatch, detected: nvidia.Gpu) -> list[str]:
         ("NVIDIA A100-SXM4-80GB", 81920, "a100-80gb"),
         ("NVIDIA H100 80GB HBM3", 81559, "h100"),
         ("NVIDIA H200", 143771, "h200"),
+        *((name, gib * 1024, None) for name, gib in SIBLINGS.items()),
     ],
 )
-def test_a_card_is_its_own_profile_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, name: str, mib: int, profile: str
-) -> None:
-    assert present(monkeypatch, card(name, mib * MIB)) == [profile]
-
-
-@pytest.mark.parametrize(
-    ("name", "gib"),
-    [
-        ("NVIDIA GeForce RTX 4060", 8), ("NVIDIA GeForce RTX 3050", 8), ("NVIDIA GeForce RTX 3050 Laptop GPU", 4),
-        ("NVIDIA GeForce RTX 3050 6GB Laptop GPU", 6), ("NVIDIA GeForce RTX 3050 Ti Laptop GPU", 4),
-        ("NVIDIA GeForce GTX 1650 SUPER", 4), ("NVIDIA GeForce GTX 1650 Ti", 4),
-        ("NVIDIA GeForce GTX 1650 with Max-Q Design", 4), ("NVIDIA L40S", 45), ("NVIDIA T4G", 16),
-        ("NVIDIA A100-SXM4-40GB", 40), ("NVIDIA A100 80GB PCIe", 80), ("NVIDIA H100 PCIe", 80),
-        ("NVIDIA H200 NVL", 140), ("NVIDIA GeForce RTX 5090", 32),
-    ],
-)  # fmt: skip
-def test_a_sibling_of_a_card_is_not_taken_for_it(monkeypatch: pytest.MonkeyPatch, name: str, gib: int) -> None:
-    assert present(monkeypatch, card(name, gib * GIB)) == []
+def test_a_card_is_its_own_profile_and_no_other(monkeypatch, name, mib, profile):
+    assert present(monkeypatch, card(name, mib * MIB)) == ([profile] if profile else [])
 
 
 def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_target(load_profile("host")).present
     laptop, server = card("NVIDIA GeForce RTX 4050 Laptop GPU"), card("NVIDIA H200")
     profile = load_profile("rtx4050")
     monkeypatch.setattr(nvidia, "gpus", lambda: [server, laptop])
@@ -182,7 +160,6 @@ def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit") -> Path:
-    """The root folder of a Jetson with the module ``part``."""
     tree = root / part / "proc" / "device-tree"
     tree.mkdir(parents=True)
     (tree / "model").write_bytes(model.encode() + b"\0")
@@ -200,16 +177,13 @@ ORIN = card("Orin (nvgpu)", None)
 
 
 @pytest.mark.parametrize("part", [*JETSONS, "p3767-0001", "p3767-0004", "p3701-0004"])
-def test_jetsons_are_told_apart_by_their_part_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
+def test_jetsons_are_told_apart_by_their_part_number(tmp_path, monkeypatch, part):
     monkeypatch.setattr(nvidia, "gpus", lambda: [ORIN])
     # Some board makers' model text names another module: it decides nothing.
     root = jetson(tmp_path, part, "NVIDIA Jetson Orin NX Engineering Reference Developer Kit Super")
     detected = {name: find_target(load_profile(name), root) for name in sorted(set(JETSONS.values()))}
-    assert [name for name, target in detected.items() if target.present] == [
-        name for name in [JETSONS.get(part)] if name
-    ]
+    found = [name for name, target in detected.items() if target.present]
+    assert found == ([JETSONS[part]] if part in JETSONS else [])
     for name, target in detected.items():
         assert target.gpu == ORIN
         assert target.present or "none of the part numbers p37" in target.reason, name
@@ -234,18 +208,14 @@ def test_jetsons_are_told_apart_by_their_part_number(
         ("model name\t: Intel(R) N1000\n", None, None),
     ],
 )
-def test_a_cpu_is_its_own_profile_and_no_other(
-    tmp_path: Path, cpuinfo: str, model: str | None, profile: str | None
-) -> None:
+def test_a_cpu_is_its_own_profile_and_no_other(tmp_path, cpuinfo, model, profile):
     tree = tmp_path / "proc" / "device-tree"
     tree.mkdir(parents=True)
     (tmp_path / "proc" / "cpuinfo").write_text(cpuinfo, encoding="utf-8")
     if model is not None:
         (tree / "model").write_bytes(model.encode() + b"\0")
-    cpus = [load_profile(name) for name in DEVICES if load_profile(name).kind == "cpu"]
-    assert [device.name for device in cpus if find_target(device, tmp_path).present] == [profile] * (
-        profile is not None
-    )
+    cpus = [device for device in map(load_profile, DEVICES) if device.kind == "cpu"]
+    assert [device.name for device in cpus if find_target(device, tmp_path).present] == ([profile] if profile else [])
 
 
 # edgeformer list devices
@@ -267,21 +237,19 @@ calibration:
 """
 
 
-def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run, local = in_process(monkeypatch, capsys), tmp_path / "artifacts" / "profiles"
+def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp_path, edgeformer):
+    local = tmp_path / "artifacts" / "profiles"
     local.mkdir(parents=True)
     (local / "host.yaml").write_text(CALIBRATED, encoding="utf-8")
     (local / "mine.yaml").write_text("name: mine\n", encoding="utf-8")
-    rows = {row["name"]: row for row in json.loads(run("list", "devices", "--json"))["devices"]}
+    folder = ("--artifacts", str(tmp_path / "artifacts"))
+    rows = {row["name"]: row for row in json.loads(edgeformer("list", "devices", *folder, "--json"))["devices"]}
     assert set(rows) == {*NAMES, "mine"}
     assert rows["host"]["device"] == "My laptop" and rows["host"]["calibrated"] == "2026-11-21T12:00:00.000+00:00"
     assert rows["mine"]["device"].startswith("unreadable: ") and "title" in rows["mine"]["device"]
     assert rows["rtx4050"]["fp16_ops_per_s"] == 42.09e12 and rows["rtx4050"]["calibrated"] is None
     assert rows["rtx4050"]["power_w"] == [35, 115]
-    table = run("list", "devices")
+    table = edgeformer("list", "devices", *folder)
     lines = [" ".join(line.split()) for line in table.splitlines()]
     assert "host cpu – – – – calibrated, error 10% –" in lines
     assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)

@@ -1,7 +1,5 @@
 """gate: real bundles measured in turns in fresh processes, and the files for CI."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from itertools import count
@@ -14,7 +12,7 @@ import pytest
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import write_json
-from edgeformer.artifacts.manifest import ArtifactManifest, Drift, LoopDrift
+from edgeformer.artifacts.manifest import Drift, LoopDrift
 from edgeformer.artifacts.report import Memory
 from edgeformer.benchmark import gate as gate_module
 from edgeformer.benchmark import paired_run
@@ -27,7 +25,7 @@ from edgeformer.bundle import Bundle, seal
 from edgeformer.report.gate import append_summary, junit_xml
 from edgeformer.run import Location
 from edgeformer.system.worker import Worker
-from tests.cli.in_process import in_process
+from tests.cli.in_process import Edgeformer
 from tests.measurement.measuring_child import RULES
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
@@ -85,7 +83,7 @@ def test_too_few_rounds_are_undecided_with_their_own_exit_code(baseline: Path) -
     assert [child.tag for child in case] == ["error"]
 
 
-def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> None:
+def test_junit_and_summary_hold_every_check_and_escape_its_text(failed: Gate, tmp_path: Path) -> None:
     suite = ElementTree.fromstring(junit_xml(failed))
     assert int(suite.attrib["tests"]) == len(failed.checks) == len(suite)
     assert int(suite.attrib["failures"]) == sum(check.status == "fail" for check in failed.checks)
@@ -96,20 +94,13 @@ def test_junit_and_summary_hold_every_check(failed: Gate, tmp_path: Path) -> Non
     text = (tmp_path / "made" / "summary.md").read_text(encoding="utf-8")
     assert text.startswith("## edgeformer gate: fail") and "| **fail**" in text and "1 × 8" in text
     assert text.count("## edgeformer gate") == 2
-
-
-def test_junit_escapes_text_of_a_bundle() -> None:
     check = GateCheck(name="presence", artifact='a"<\x00>&', status="fail", reason="<x>\x1b[31m")
-    gate = Gate(
-        status="fail", candidate="a", baseline="b", host={}, created="now", seconds=1.0, error=0.05, checks=(check,)
-    )
+    gate = failed.model_copy(update={"checks": (check,)})
     assert ElementTree.fromstring(junit_xml(gate)).attrib["failures"] == "1"
 
 
-def test_unusable_options_are_refused(
-    slower: Path, baseline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, requested = in_process(monkeypatch, capsys), [*OPTIONS, "--against", str(baseline)]
+def test_unusable_options_are_refused(slower: Path, baseline: Path, edgeformer: Edgeformer) -> None:
+    requested = [*OPTIONS, "--against", str(baseline)]
     for options, message in (
         (["--max-slowdown", "0.05"], "--max-slowdown: '0.05' is not a percentage; write e.g. 5%"),
         (["--max-latency", "5ms"], "No such option"),
@@ -118,8 +109,8 @@ def test_unusable_options_are_refused(
         (["--eval-data", "nowhere.csv"], "nowhere.csv"),
         (["--eval-data", "x.csv", "--max-score-loss", "off"], "no effect with --max-score-loss off"),
     ):
-        assert message in run("gate", str(slower), *requested, *options, code=2).replace("\n", "")
-    assert "Missing option" in run("gate", str(slower), code=2)
+        assert message in edgeformer("gate", str(slower), *requested, *options, code=2).replace("\n", "")
+    assert "Missing option" in edgeformer("gate", str(slower), code=2)
 
 
 def test_a_baseline_report_needs_its_unchanged_bundle(slower: Path, baseline: Path, tmp_path: Path) -> None:
@@ -170,49 +161,47 @@ def test_a_worker_may_die_once_but_not_twice(baseline: Path, monkeypatch: pytest
     kill_workers(monkeypatch, 1)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert (latency.status, latency.rounds) == ("undecided", 1)
-    assert (
-        "one round was repeated after a failure: the candidate failed: the measuring process ended early"
-        in latency.reason
-    )
+    repeated = "one round was repeated after a failure: the candidate failed: the measuring process ended early"
+    assert repeated in latency.reason
     kill_workers(monkeypatch, 1, 3)
     latency = checks(gated(baseline, baseline, short))["latency"]
     assert latency.status == "fail" and latency.reason.endswith("(its second failure)")
 
 
-def of_another_runtime(folder: Path, *names: str) -> Path:
-    """A bundle whose artifacts of these names are of a format that nothing here runs, beside others that run."""
-    write_bundle(folder, {name: classifier_graph() for name in ("model", "other")})
-    entries = [artifact_of(folder, f"onnx/{name}.onnx") for name in ("model", "other")]
-    refused = {"format": "onnx-of-tomorrow"}
-    write_manifest(folder, [single.model_copy(update=refused if single.id in names else {}) for single in entries])
+ENTRIES = {
+    "built": {},
+    "foreign": {"format": "onnx-of-tomorrow"},  # which nothing here runs
+    "rejected": {"status": "rejected", "reason": "it drifts", "file": None},
+}
+
+
+def with_artifacts(folder: Path, **statuses: str) -> Path:
+    """A bundle with an artifact of each name, in one of the states of ``ENTRIES``."""
+    write_bundle(folder, {name: classifier_graph() for name in statuses})
+    entries = [artifact_of(folder, f"onnx/{name}.onnx", **ENTRIES[status]) for name, status in statuses.items()]
+    write_manifest(folder, entries)
     return folder
 
 
+BUILT, FOREIGN = ({"model": status, "other": "built"} for status in ("built", "foreign"))
+
+
 @pytest.mark.parametrize(
-    ("old_statuses", "new_statuses", "requested", "statuses", "exit_code", "reason"),
+    ("old", "new", "requested", "status", "exit_code", "reason"),
     [
-        ((), ("model",), ("model",), {"fail"}, 3, "this machine runs the baseline but not the candidate: "),
-        (("model", "other"), ("model", "other"), (), {"undecided"}, UNDECIDED, "this machine cannot run it: "),
-        (("model",), ("model",), (), {"undecided"}, UNDECIDED, "this machine cannot run it: "),
+        (BUILT, FOREIGN, ("model",), "fail", 3, "this machine runs the baseline but not the candidate: "),
+        (*(FOREIGN | {"other": "foreign"},) * 2, (), "undecided", UNDECIDED, "this machine cannot run it: "),
+        (FOREIGN, FOREIGN, (), "undecided", UNDECIDED, "this machine cannot run it: "),
     ],
 )
-def test_an_artifact_that_cannot_run_is_not_ignored(
-    tmp_path: Path,
-    old_statuses: tuple[str, ...],
-    new_statuses: tuple[str, ...],
-    requested: tuple[str, ...],
-    statuses: set[str],
-    exit_code: int,
-    reason: str,
-) -> None:
+def test_an_artifact_that_cannot_run_is_not_ignored(tmp_path: Path, old, new, requested, status, exit_code, reason):
     """In the last case `other` is timed, here for one round only."""
-    old, new = of_another_runtime(tmp_path / "old", *old_statuses), of_another_runtime(tmp_path / "new", *new_statuses)
-    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
+    sides = with_artifacts(tmp_path / "new", **new), with_artifacts(tmp_path / "old", **old)
+    gate = gated(*sides, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
     latencies = {check.artifact: check for check in gate.checks if check.name == "latency"}
-    assert {check.status for check in latencies.values()} == statuses
+    assert {check.status for check in latencies.values()} == {status} and gate.exit_code == exit_code
     assert latencies["model"].reason.startswith(reason) and "onnx-of-tomorrow" in latencies["model"].reason
-    assert gate.exit_code == exit_code
-    if not requested and "other" not in old_statuses:
+    if not requested and old["other"] == "built":
         assert latencies["other"].rounds == 1 and "use --artifact ID" in latencies["model"].reason
 
 
@@ -226,32 +215,18 @@ def test_memory_by_two_methods_is_not_compared(baseline: Path) -> None:
     assert "resident, with CPUExecutionProvider and card, with CUDAExecutionProvider" in check.reason
 
 
-def test_output_files_are_checked_before_measuring(
-    slower: Path, baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = in_process(monkeypatch, capsys)
+def test_output_files_are_checked_before_measuring(slower, baseline, tmp_path, monkeypatch, edgeformer):
     monkeypatch.setattr(gate_module, "gate_bundles", None)  # measuring would be another error
     (tmp_path / "file").write_text("", encoding="utf-8")
     requested = ["gate", str(slower), *OPTIONS, "--against", str(baseline)]
     for option in ("--junit", "--summary"):
         for path, message in ((tmp_path, "is a folder"), (tmp_path / "file" / "gate", "is not a writable folder")):
-            printed = run(*requested, option, str(path), code=2).replace("\n", " ")
+            printed = edgeformer(*requested, option, str(path), code=2).replace("\n", " ")
             assert f"{option} {path}: " in printed and message in printed
 
 
-ENTRIES = {"built": {}, "rejected": {"status": "rejected", "reason": "it drifts", "file": None}}
-
-
-def with_artifacts(folder: Path, **statuses: str) -> Path:
-    """A bundle with an artifact of each name, built or rejected."""
-    write_bundle(folder, {name: classifier_graph() for name in statuses})
-    entries = [artifact_of(folder, f"onnx/{name}.onnx", **ENTRIES[status]) for name, status in statuses.items()]
-    write_manifest(folder, entries)
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("old_statuses", "new_statuses", "requested", "presence", "exit_code"),
+    ("old", "new", "requested", "presence", "exit_code"),
     [
         # Not named: what the baseline has built is wanted of the candidate, and nothing else.
         ({"a": "built", "b": "built"}, {"a": "built", "b": "rejected"}, (), {"b": "fail"}, 3),
@@ -262,39 +237,29 @@ def with_artifacts(folder: Path, **statuses: str) -> Path:
         ({"a": "built"}, {"a": "built", "b": "built"}, ("b",), {"b": "undecided"}, UNDECIDED),
     ],
 )
-def test_presence_of_selected_artifacts_in_both_directions(
-    tmp_path: Path,
-    old_statuses: dict[str, str],
-    new_statuses: dict[str, str],
-    requested: tuple[str, ...],
-    presence: dict[str, str],
-    exit_code: int,
-) -> None:
+def test_presence_of_selected_artifacts_in_both_directions(tmp_path: Path, old, new, requested, presence, exit_code):
     """Where nothing is missing, one round of timing leaves the gate undecided."""
-    old, new = with_artifacts(tmp_path / "old", **old_statuses), with_artifacts(tmp_path / "new", **new_statuses)
-    gate = gated(new, old, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
+    sides = with_artifacts(tmp_path / "new", **new), with_artifacts(tmp_path / "old", **old)
+    gate = gated(*sides, replace(GATE, longest_s=0.0001), replace(ONE, artifacts=requested))
     result = {check.artifact: check for check in gate.checks if check.name == "presence"}
     assert {name: check.status for name, check in result.items()} == presence
     assert gate.exit_code == exit_code
-    if "a" not in old_statuses:
+    if "a" not in old:
         assert gate.notes[-1].startswith("nothing was compared") and gate.notes[0].startswith("b: not compared; ")
     for name, check in result.items():
         side = "candidate" if check.status == "fail" else "baseline"
-        rejected = (new_statuses if side == "candidate" else old_statuses).get(name) == "rejected"
+        rejected = (new if side == "candidate" else old).get(name) == "rejected"
         message = f"rejected in the {side}: it drifts" if rejected else f"the {side} lacks it"
         assert check.reason.startswith(message)
 
 
-def test_an_artifact_that_export_rejected_is_exit_code_3(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_artifact_that_export_rejected_is_exit_code_3(tmp_path: Path, edgeformer: Edgeformer) -> None:
     """Of the gate, and of `profile` alone; not 2, which blames the command."""
     old = with_artifacts(tmp_path / "old", a="built", b="built")
     new = with_artifacts(tmp_path / "new", a="built", b="rejected")
-    run = in_process(monkeypatch, capsys)
-    command = ["profile", str(new), *OPTIONS, "--artifact", "b"]
-    assert "rejected in the candidate: it drifts" in run("gate", *command[1:], "--against", str(old), "--json", code=3)
-    assert "'tiny' has no artifact to profile: b: rejected: it drifts" in run(*command, "--json", code=3)
+    options = [str(new), *OPTIONS, "--artifact", "b", "--json"]
+    assert "rejected in the candidate: it drifts" in edgeformer("gate", *options, "--against", str(old), code=3)
+    assert "'tiny' has no artifact to profile: b: rejected: it drifts" in edgeformer("profile", *options, code=3)
 
 
 def drifting(worst: float) -> Drift:
@@ -302,7 +267,7 @@ def drifting(worst: float) -> Drift:
 
 
 @pytest.mark.parametrize(
-    ("old_statuses", "new_statuses", "check", "status"),
+    ("old", "new", "check", "status"),
     [
         ({"size_bytes": 1000}, {"size_bytes": 1050}, "size", "pass"),
         ({"size_bytes": 1000}, {"size_bytes": 1051}, "size", "fail"),
@@ -313,20 +278,15 @@ def drifting(worst: float) -> Drift:
         ({}, {}, "drift", "undecided"),
     ],
 )
-def test_size_and_drift_are_compared(
-    baseline: Path, old_statuses: dict[str, object], new_statuses: dict[str, object], check: str, status: str
-) -> None:
-    manifest = Bundle.open(baseline).manifest
-    entry = manifest.artifacts[0]
-    both: list[ArtifactManifest] = [entry.model_copy(update=changes) for changes in (old_statuses, new_statuses)]
-    result = {single.name: single.status for single in file_checks(ArtifactPair(*both), GateOptions())}
-    assert result[check] == status  # type: ignore[index]
+def test_size_and_drift_are_compared(baseline: Path, old, new, check, status):
+    entry = Bundle.open(baseline).artifacts[0]
+    both = ArtifactPair(*(entry.model_copy(update=changes) for changes in (old, new)))
+    assert {single.name: single.status for single in file_checks(both, GateOptions())}[check] == status
 
 
 def test_checks_that_are_off_are_not_made(baseline: Path) -> None:
     off = replace(GATE, longest_s=0.0001, limits=GATE_LIMITS[:1])
     gate = gated(baseline, baseline, off)
     assert {check.name for check in gate.checks} == {"latency", "drift"}
-    assert {note.split(" (")[0] for note in gate.notes if note.startswith("not checked")} == {
-        "not checked: memory", "not checked: size", "not checked: score"
-    }  # fmt: skip
+    unchecked = {note.split(" (")[0] for note in gate.notes if note.startswith("not checked")}
+    assert unchecked == {"not checked: memory", "not checked: size", "not checked: score"}

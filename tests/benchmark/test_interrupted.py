@@ -1,7 +1,5 @@
 """Ctrl-C in `profile`: what was measured is kept and named; nothing is judged, and no finished report is touched."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -46,9 +44,7 @@ def interrupted(folder: Path, shapes: int, monkeypatch: pytest.MonkeyPatch, caps
     return str(json.loads(capsys.readouterr().out)["error"])
 
 
-def test_rows_that_were_measured_before_ctrl_c_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_that_were_measured_before_ctrl_c_are_written(tmp_path, monkeypatch, capsys):
     folder = write_bundle(tmp_path / "bundle")
     (folder / "reports").mkdir()
     (folder / "reports" / "host.json").write_text("an earlier report", encoding="utf-8")
@@ -68,9 +64,7 @@ def test_rows_that_were_measured_before_ctrl_c_are_written(
     assert (folder / "reports" / "host.json").read_text(encoding="utf-8") == "an earlier report"
 
 
-def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_before_the_first_row_says_that_nothing_was_written(tmp_path, monkeypatch, capsys):
     folder = write_bundle(tmp_path / "bundle")
     files = sorted(folder.rglob("*"))
     message = interrupted(folder, 0, monkeypatch, capsys)

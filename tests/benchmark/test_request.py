@@ -1,7 +1,5 @@
 """Requests: shapes, limits, artifacts and the report's name that options resolve to."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil
@@ -36,10 +34,16 @@ def long_model(manifest: BundleManifest) -> BundleManifest:
     return manifest.model_copy(update={"max_positions": 512, "max_length": 512})
 
 
-def test_the_default_shape_is_that_of_the_budget(manifest: BundleManifest) -> None:
+def test_the_shape_of_the_budget_is_the_default_always_measured_and_cut_to_the_model(manifest: BundleManifest) -> None:
     request = resolve(ProfileOptions(), RTX, long_model(manifest))
     assert request.shapes == ((1, 128),)
     assert (request.requirements.shape, request.requirements.shape_note) == ((1, 128), None)
+    options = ProfileOptions(batches=(4,), seqs=(256, 16))
+    assert resolve(options, RTX, long_model(manifest)).shapes == ((4, 16), (1, 128), (4, 256))
+    request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
+    assert request.requirements.shape == (1, 64) and request.shapes == ((1, 64),)
+    words = "the shape of the budget is 1×128, but the model reads at most 64 tokens"
+    assert any(words in note for note in request.notes)
 
 
 def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: BundleManifest) -> None:
@@ -55,16 +59,6 @@ def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: Bundl
     assert "the profile rtx4050 has a budget for 'typo', which is no task" in notes
 
 
-def test_the_budgets_shape_is_always_measured(manifest: BundleManifest) -> None:
-    request = resolve(ProfileOptions(batches=(4,), seqs=(256, 16)), RTX, long_model(manifest))
-    assert request.shapes == ((4, 16), (1, 128), (4, 256))
-
-
-def test_a_sequence_that_the_model_cannot_take_is_refused(manifest: BundleManifest) -> None:
-    with pytest.raises(InputError, match="--seq 25: 'tiny' takes at most 24"):
-        resolve(ProfileOptions(seqs=(8, 25)), CPU, manifest)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -73,6 +67,7 @@ def test_a_sequence_that_the_model_cannot_take_is_refused(manifest: BundleManife
         (ProfileOptions(threads=(1, -2)), "--threads: must be 1 or more"),
         (ProfileOptions(threads=(0,)), "--threads: must be 1 or more"),
         (ProfileOptions(batches=()), "--batch: must be 1 or more"),
+        (ProfileOptions(seqs=(8, 25)), "--seq 25: 'tiny' takes at most 24"),
         (ProfileOptions(artifacts=("nope",)), "--artifact nope: 'tiny' has no such artifact; it has: model"),
     ],
 )
@@ -91,16 +86,10 @@ def test_limits_come_from_the_profile_and_flags_win(manifest: BundleManifest) ->
     assert limits_of(ProfileOptions(), RTX, manifest) == profile
     options = ProfileOptions(max_latency_ms=1.0, max_size_bytes=2, max_memory_bytes=0, choose=ChoiceOptions(0.9))
     assert limits_of(options, RTX, manifest) == {"size": 2, "latency": 1.0, "memory": 0, "score": 0.9}
-
-
-def test_the_cpu_profile_judges_memory_by_this_hosts_own(manifest: BundleManifest) -> None:
-    assert limits_of(ProfileOptions(), CPU, manifest)["memory"] == psutil.virtual_memory().total
-
-
-def test_a_language_models_budget_is_per_decoded_token(manifest: BundleManifest) -> None:
+    assert limits_of(ProfileOptions(), CPU, manifest)["memory"] == psutil.virtual_memory().total, "this host's own"
     language = manifest.model_copy(update={"task": "language-modeling"})
     assert resolve(ProfileOptions(), RTX, language).requirements.phase == "decode"
-    assert limits_of(ProfileOptions(), RTX, language)["latency"] == 20.0
+    assert limits_of(ProfileOptions(), RTX, language)["latency"] == 20.0, "per decoded token"
 
 
 def test_a_leaking_model_needs_the_flag_and_is_noted(manifest: BundleManifest) -> None:
@@ -111,7 +100,13 @@ def test_a_leaking_model_needs_the_flag_and_is_noted(manifest: BundleManifest) -
     assert not any("leaks" in note for note in resolve(ProfileOptions(allow_leak=True), CPU, manifest).notes)
 
 
-def test_rules(manifest: BundleManifest) -> None:
+def test_rules_and_providers(manifest: BundleManifest) -> None:
+    for options, device, provider in (
+        (ProfileOptions(), CPU, "CPUExecutionProvider"),  # also beside a GPU
+        (ProfileOptions(), RTX, None),
+        (ProfileOptions(provider="X"), CPU, "X"),
+    ):
+        assert resolve(options, device, manifest).provider == provider
     assert resolve(ProfileOptions(), CPU, manifest).rules == MeasureRules()
     strict = resolve(ProfileOptions(strict=True), CPU, manifest)
     assert strict.rules == MeasureRules.strict()
@@ -120,13 +115,7 @@ def test_rules(manifest: BundleManifest) -> None:
     assert any("other stopping rules" in note for note in short.notes), "a report must not hide shortened rules"
 
 
-def test_a_cpu_profile_is_measured_on_the_cpu_even_beside_a_gpu(manifest: BundleManifest) -> None:
-    assert resolve(ProfileOptions(), CPU, manifest).provider == "CPUExecutionProvider"
-    assert resolve(ProfileOptions(), RTX, manifest).provider is None
-    assert resolve(ProfileOptions(provider="X"), CPU, manifest).provider == "X"
-
-
-def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
+def test_built_and_named_artifacts_are_selected(folder: Path) -> None:
     built = artifact_of(folder, "onnx/model.onnx")
     rejected = built.model_copy(update={"id": "int8", "status": "rejected", "reason": "accuracy fell", "file": None})
     manifest = write_manifest(folder, [built, rejected])
@@ -135,14 +124,10 @@ def test_artifacts_that_were_not_built_become_notes(folder: Path) -> None:
     assert "int8: rejected: accuracy fell" in request.notes
     with pytest.raises(InputError, match="'tiny' has no artifact to profile: int8: rejected: accuracy fell"):
         resolve(ProfileOptions(artifacts=("int8",)), CPU, manifest)
-
-
-def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> None:
-    first, two = (artifact_of(folder, "onnx/model.onnx", id=name) for name in ("one", "two"))
-    manifest = write_manifest(folder, [first, two])
-    assert [a.id for a in resolve(ProfileOptions(), CPU, manifest, "two").artifacts] == ["two"]
-    chosen = ProfileOptions(artifacts=("one",))
-    assert [a.id for a in resolve(chosen, CPU, manifest, "two").artifacts] == ["one"]
+    manifest = write_manifest(folder, [built.model_copy(update={"id": name}) for name in ("one", "two")])
+    for chosen, expected in (((), "two"), (("one",), "one")):  # the run argument names two
+        request = resolve(ProfileOptions(artifacts=chosen), CPU, manifest, "two")
+        assert [artifact.id for artifact in request.artifacts] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -159,15 +144,6 @@ def test_an_artifact_named_by_the_run_argument_is_the_only_one(folder: Path) -> 
 )
 def test_a_question_names_what_is_judged(changes: dict[str, object], question: str) -> None:
     assert question_of(ProfileOptions(**changes), None) == question  # type: ignore[arg-type]
-
-
-def test_a_model_whose_texts_are_cut_to_64_tokens_is_judged_at_64_and_that_is_said(manifest: BundleManifest) -> None:
-    request = resolve(ProfileOptions(), PI, long_model(manifest).model_copy(update={"max_length": 64}))
-    assert request.requirements.shape == (1, 64)
-    assert request.shapes == ((1, 64),)
-    assert any(
-        "the shape of the budget is 1×128, but the model reads at most 64 tokens" in note for note in request.notes
-    )
 
 
 def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: BundleManifest) -> None:

@@ -1,7 +1,5 @@
 """The fit finds the factors that made the times, and its ranges hold the share of errors that they state."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The listed public networks have the parameters and the multiply-accumulates that their authors published."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.published.networks import list_network, networks, normalised
@@ -18,7 +16,6 @@ def test_sizes_are_the_published_ones(name: str) -> None:
     row = ROWS[name]
     assert int(row["parameters"]) / 1e6 == pytest.approx(float(row["published_parameters"]), rel=PARAMETERS)
     nodes = list_network(name, 1, int(row["side"]))
-    assert nodes is not None
     operations = sum(work.operations for work in count_nodes(nodes) if is_product(work))
     if row["published_gmac"]:
         tolerance = TRANSPOSED if name.endswith("-seg") else GMAC

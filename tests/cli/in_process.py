@@ -1,7 +1,5 @@
 """The command line without a process of its own, for tests of what it says: an import of everything less."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

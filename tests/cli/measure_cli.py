@@ -1,7 +1,5 @@
 """Running the real command in a process of its own, and what it cost."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -33,7 +31,6 @@ print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_s
 
 
 def measured(*arguments: str, cwd: Path, stop_after_s: float = 60.0) -> Cost:
-    """Run ``python -m edgeformer ARGUMENTS`` in ``cwd``."""
     done = subprocess.run(
         [sys.executable, "-S", "-c", _STARTER, sys.executable, "-m", "edgeformer", *arguments], cwd=cwd,
         env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}, capture_output=True, encoding="utf-8",

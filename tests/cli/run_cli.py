@@ -1,7 +1,6 @@
 """Running the real command in a process of its own."""
 
-from __future__ import annotations
-
+import json
 import multiprocessing
 import os
 import sys
@@ -9,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 # Importing torch takes longer than most commands that are tested here: where the system can fork, a server imports it
 # once, and each command runs in a fresh copy of the server.
@@ -22,15 +22,12 @@ if _FORKS:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left behind."""
-
     code: int
     out: str
     err: str
 
 
 def edgeformer(*arguments: str, cwd: Path, stdin: str = "") -> Outcome:
-    """Run ``edgeformer ARGUMENTS`` in ``cwd``, as ``python -m edgeformer`` does."""
     os.environ.update(_SETTINGS)  # libraries read them when they are imported: before the server starts
     with tempfile.TemporaryDirectory() as folder:
         streams = [Path(folder) / name for name in ("in", "out", "err")]
@@ -43,6 +40,13 @@ def edgeformer(*arguments: str, cwd: Path, stdin: str = "") -> Outcome:
             raise TimeoutError(f"edgeformer {' '.join(arguments)}: no end within 300 s")
         out, err = (stream.read_text(encoding="utf-8") for stream in streams[1:])
         return Outcome(process.exitcode, out, err)
+
+
+def run_json(*arguments: str, cwd: Path, code: int = 0) -> Any:
+    """The document of ``edgeformer ARGUMENTS --json``, which must end with this exit code."""
+    outcome = edgeformer(*arguments, "--json", cwd=cwd)
+    assert outcome.code == code, outcome.err
+    return json.loads(outcome.out)
 
 
 def _command(arguments: tuple[str, ...], cwd: Path, environment: Mapping[str, str], streams: list[Path]) -> None:

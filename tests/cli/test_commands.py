@@ -1,10 +1,5 @@
 """The commands as a user runs them, on a really trained run."""
 
-from __future__ import annotations
-
-import csv
-import io
-import json
 import shlex
 import shutil
 import signal
@@ -18,7 +13,7 @@ import pytest
 from edgeformer.artifacts.errors import InputError
 from edgeformer.cli.export import builder_names
 from edgeformer.run import read_run
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 
 
 @pytest.fixture(scope="module")
@@ -29,18 +24,11 @@ def workplace(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return folder
 
 
-def json_of(*arguments: str, cwd: Path, code: int = 0) -> dict[str, object]:
-    outcome = edgeformer(*arguments, "--json", cwd=cwd)
-    assert outcome.code == code, outcome.err
-    document: dict[str, object] = json.loads(outcome.out)
-    return document
-
-
 def test_plan_counts_offline(tmp_path: Path) -> None:
-    document = json_of("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
+    document = run_json("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
     assert document["parameters"] == 10_972_162
     assert document["fits"] is True and document["status"] == "pass"
-    assert document["peak_bytes"] == sum(document["breakdown"].values())  # type: ignore[attr-defined]
+    assert document["peak_bytes"] == sum(document["breakdown"].values())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
@@ -69,51 +57,19 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 130, error
     _, text, going_on = error.partition("continue with: edgeformer ")
     assert text and "Traceback" not in error
-    assert read_run(tmp_path / "artifacts" / "long").status == "interrupted"
-    start = read_run(tmp_path / "artifacts" / "long").steps
+    run = tmp_path / "artifacts" / "long"
+    assert read_run(run).status == "interrupted"
+    start = read_run(run).steps
     resumed = edgeformer(*shlex.split(going_on), "--max-steps", str(start + 3), cwd=tmp_path)  # as it was told
     assert resumed.code == 0, resumed.err
     assert f"resuming after step {start}" in resumed.err
-    assert read_run(tmp_path / "artifacts" / "long").steps == start + 3
-    assert (tmp_path / "artifacts" / "long" / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_profile_evaluate_predict(workplace: Path) -> None:
-    size = (workplace / "artifacts" / "small" / "bundle" / "onnx" / "model.onnx").stat().st_size
-    report = json_of("profile", "--device", "rtx4050", "--batch", "1", "--artifact", "onnx-fp32", cwd=workplace)
-    assert report["on_target"] is False
-    rows = report["rows"]
-    assert {row["where"] for row in rows} == {"host", "device"}  # type: ignore[attr-defined]
-    for row in rows:  # type: ignore[attr-defined]
-        expected = "measured" if row["where"] == "host" else "estimated"
-        assert row["latency_ms"]["status"] == expected, row["latency_ms"]["reason"]
-        assert row["latency_ms"]["reason"] or expected == "measured"
-        assert row["size_bytes"] == size
-    reports = workplace / "artifacts" / "small" / "reports"
-    assert {p.name for p in reports.iterdir()} == {
-        f"rtx4050-onnx-fp32.{kind}" for kind in ("json", "md", "csv", "html", "svg")
-    }
-    lines = list(csv.DictReader(io.StringIO((reports / "rtx4050-onnx-fp32.csv").read_text(encoding="utf-8"))))
-    assert len(lines) == len(rows)  # type: ignore[arg-type]
-    scores = json_of("evaluate", "--split", "validation", cwd=workplace)
-    assert [row["artifact"] for row in scores["rows"]] == ["onnx-fp32", "onnx-fp16"]  # type: ignore[attr-defined]
-    predicted = json_of("predict", "the food was wonderful", cwd=workplace)
-    assert predicted["predictions"][0]["label"] in ("negative", "positive")  # type: ignore[index]
-
-
-def test_list_and_compare(workplace: Path) -> None:
-    runs = json_of("list", "runs", cwd=workplace)["runs"]
-    assert runs[0]["run"] == "small" and runs[0]["synthetic"] is True  # type: ignore[index]
-    markdown = edgeformer("compare", "small", "small", "--format", "markdown", cwd=workplace)
-    assert markdown.code == 0 and "| parameters" in markdown.out
-    table = edgeformer("compare", "small", "small", "--format", "csv", cwd=workplace).out
-    rows = list(csv.DictReader(io.StringIO(table)))
-    assert int(rows[0]["parameters"]) == read_run(workplace / "artifacts" / "small").parameters
+    assert read_run(run).steps == start + 3
+    assert (run / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_doctor_tells_the_truth(tmp_path: Path) -> None:
-    document = json_of("doctor", cwd=tmp_path)
-    results = {c["name"]: c for c in document["capabilities"]}  # type: ignore[attr-defined]
+    document = run_json("doctor", cwd=tmp_path)
+    results = {c["name"]: c for c in document["capabilities"]}
     assert any("CPUExecutionProvider" in name and c["status"] == "available" for name, c in results.items())
     assert all(c["remedy"] or c["detail"] for c in results.values() if c["status"] == "unavailable")
 

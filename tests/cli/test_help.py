@@ -1,7 +1,5 @@
 """The command line answers without loading anything heavy."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys
@@ -30,13 +28,9 @@ def run_python(code: str) -> str:
     ],
 )
 def test_loads_neither_torch_nor_a_runtime(arguments: list[str], heavy: tuple[str, ...]) -> None:
-    code = (
-        "import sys\n"
-        f"sys.argv = ['edgeformer', *{arguments!r}]\n"
-        "from edgeformer.cli import main\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    code = stop.code\n"
-        f"print('LOADED', code, [m for m in {heavy!r} if m in sys.modules])"
-    )
+    start = f"import sys\nsys.argv = ['edgeformer', *{arguments!r}]\nfrom edgeformer.cli import main\n"
+    start += "try:\n    main()\nexcept SystemExit as stop:\n    code = stop.code\n"
+    code = f"{start}print('LOADED', code, [m for m in {heavy!r} if m in sys.modules])"
     assert run_python(code).splitlines()[-1] == "LOADED 0 []"
 
 
@@ -72,11 +66,10 @@ def test_a_command_shows_at_most_15_options_outside_the_advanced_panel() -> None
     [
         ("edgeformer", HEAVY),
         ("edgeformer.bundle, edgeformer.run; edgeformer.runtimes.all_runtimes()", ("torch", "onnxruntime")),
-        (
-            "edgeformer.benchmark.profile, edgeformer.inference.evaluate, edgeformer.inference.generate, "
-            "edgeformer.inference.verify, edgeformer.report.tables",
-            ("torch", "onnx", "datasets"),
-        ),
+        ("edgeformer.benchmark.profile, edgeformer.system.worker", ("torch", "onnxruntime", "onnx", "datasets")),
+        ("edgeformer.data.prepare, edgeformer.data.batching", ("torch", "datasets", "onnxruntime", "pyarrow")),
+        ("edgeformer.inference.evaluate, edgeformer.inference.generate", ("torch", "onnx", "datasets")),
+        ("edgeformer.inference.verify, edgeformer.report.tables", ("torch", "onnx", "datasets")),
     ],
 )
 def test_what_an_edge_device_uses_needs_no_torch(module: str, heavy: tuple[str, ...]) -> None:

@@ -1,7 +1,5 @@
 """A profile in ``<artifacts>/profiles`` is found by every command that takes a device."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from importlib.util import find_spec
@@ -11,7 +9,7 @@ import pytest
 import yaml
 
 from edgeformer.artifacts.documents import own_profiles, shipped_folder
-from tests.cli.in_process import in_process
+from tests.cli.in_process import Edgeformer
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 
@@ -29,23 +27,23 @@ def artifacts(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-def test_commands(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run, options = in_process(monkeypatch, capsys), ("--artifacts", str(artifacts), "--json")
-    planned = json.loads(run("plan", "quickstart", "--device", "mine", *options, code=3))
+def test_commands(artifacts: Path, edgeformer: Edgeformer) -> None:
+    options = ("--artifacts", str(artifacts), "--json")
+    planned = json.loads(edgeformer("plan", "quickstart", "--device", "mine", *options, code=3))
     assert planned["device"] == "mine" and planned["budget_bytes"] == 2**20
-    listed = json.loads(run("list", "devices", *options))["devices"]
+    listed = json.loads(edgeformer("list", "devices", *options))["devices"]
     (mine,) = [device for device in listed if device["name"] == "mine"]
     assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20
-    refused = run("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu", *options, code=2)
+    refused = edgeformer("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu", *options, code=2)
     assert "error: --as-device" in refused and "no device profile" not in refused
-    refused = run("profile", "old", "--device", "mine", "--max-size", "1", *options, code=2)
+    refused = edgeformer("profile", "old", "--device", "mine", "--max-size", "1", *options, code=2)
     assert "error: --max-size" in refused, "the profile is read before the limits are"
 
 
 @pytest.mark.slow
-def test_export(artifacts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export(artifacts: Path, edgeformer: Edgeformer) -> None:
     (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it in an earlier version
     options = ("--trt", "--target", "mine", "--replace", "--artifacts", str(artifacts), "--json")
     code = 3 if find_spec("tensorrt_rtx") is None else 0
-    assert "artifacts" in json.loads(in_process(monkeypatch, capsys)("export", "old", *options, code=code))
+    assert "artifacts" in json.loads(edgeformer("export", "old", *options, code=code))
     assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")

@@ -1,7 +1,5 @@
 """The bar of training on a terminal: narrow ones show every figure too."""
 
-from __future__ import annotations
-
 import io
 import time
 from types import SimpleNamespace
@@ -23,22 +21,18 @@ from edgeformer.cli.progress import Bars, Lines
     ],
 )
 def test_no_figure_is_cut(width: int, figures: dict[str, float], parts: tuple[str, ...]) -> None:
-    bars = Bars()
-    bars._console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    bars, output = Bars(), io.StringIO()
+    bars._console = Console(file=output, width=width, force_terminal=True, color_system=None)
     bars.start("Epoch 10/10", 67_349, "samples")
     bars.advance(32_000, **figures)
-    assert bars._bars is not None
-    bars._bars.refresh()
+    bars._bars.refresh()  # type: ignore[union-attr]
     bars.finish()
-    assert isinstance(bars._console.file, io.StringIO)
-    displayed = bars._console.file.getvalue()
+    displayed = output.getvalue()
     for part in ("Epoch 10/10", "32,000/67,349 samples", *parts):
         assert part in displayed and "…" not in displayed and "left_s" not in displayed
 
 
-def test_lines_come_though_the_work_does_not_advance(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_come_though_the_work_does_not_advance(monkeypatch, capsys):
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.05)
     lines = Lines()
     lines.start("Predicting the peak memory", None)
@@ -65,9 +59,7 @@ def test_lines_come_though_the_work_does_not_advance(
     assert capsys.readouterr().err == ""
 
 
-def test_time_left_does_not_grow_while_a_unit_takes_longer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_time_left_does_not_grow_while_a_unit_takes_longer(monkeypatch, capsys):
     now_s = 0.0
     monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.02)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s))

@@ -1,7 +1,5 @@
 """[RUN] TEXT…: a name that is no run's is an error; a text is never taken for one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -45,9 +43,8 @@ def test_a_wrong_name_is_no_text(folder: Path) -> None:
 
 def test_what_can_only_be_a_text_is_one(folder: Path) -> None:
     assert texts(folder, "great fun", "dull") == ["great fun", "dull"]
-    assert texts(folder, "Great!", "9/10, would watch again", "a <br /> tag") == [
-        "Great!", "9/10, would watch again", "a <br /> tag"
-    ]  # fmt: skip
+    odd = ["Great!", "9/10, would watch again", "a <br /> tag"]
+    assert texts(folder, *odd) == odd
     assert texts(folder, "9/10, would watch again", "another") == ["9/10, would watch again", "another"]
     assert texts(folder, "great") == ["great"]
     assert texts(folder, "shops-1", "shops-01") == ["shops-01"]

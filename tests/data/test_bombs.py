@@ -1,7 +1,5 @@
 """Data files, tokenizers and archives that are small on disk and huge in memory are refused early."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
@@ -27,24 +25,13 @@ from edgeformer.data.sources import read
 from edgeformer.data.tokenization import tokenizer_from_file
 from edgeformer.run import run_folders
 from tests.cli.measure_cli import measured, refused
+from tests.cli.test_bad_input import RECIPE
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
 
 
-RECIPE = """\
-name: hostile
-task: classification
-tokenizer: {kind: trained}
-data: {split: random-split, labels: [bad, good], parts: {train: [{kind: file, path: PATH}]}}
-model: {kind: encoder, vocab_size: 60, iterations: 1, hidden_size: 32, layers: 1, heads: 2, ffn_size: 64,
-  residual_scale: 0.5}
-training: {epochs: 1, batch_size: 8, optimizer: {lr: 1e-3}, schedule: {kind: constant}}
-"""
-
-
 def train(folder: Path, name: str) -> tuple[str, ...]:
-    """A command that reads a data file."""
-    (folder / "recipe.yaml").write_text(RECIPE.replace("PATH", name), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(RECIPE.replace("reviews.tsv", name), encoding="utf-8")
     return ("train", "recipe.yaml")
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +40,9 @@ def test_empty_texts_are_left_out_and_reported(tmp_path: Path) -> None:
     rows = load_part(chosen, "train")
     assert rows.texts == [text for text, _ in CLEAN]
     assert rows.fingerprint() == load_part(config(tmp_path, CLEAN), "train").fingerprint()
+    chosen = config(tmp_path, [("a film", "good"), (" ", "bad")])
+    encoded = read_file(chosen, tiny_tokenizer(), tmp_path / "mine.csv")
+    assert (len(encoded), encoded.empty) == (1, 1)
 
 
 def test_repeated_texts_are_reported_with_their_lines(tmp_path: Path) -> None:
@@ -67,11 +68,8 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
 
 
 def test_labels_without_rows_are_reported_for_every_set() -> None:
-    counts = {
-        "train": {"a": 5, "b": 5, "c": 0},
-        "validation": {"a": 1, "b": 0, "c": 0},
-        "test": {"a": 1, "b": 1, "c": 0},
-    }
+    counts = {"train": {"a": 5, "b": 5, "c": 0}, "test": {"a": 1, "b": 1, "c": 0}}
+    counts = {**counts, "validation": {"a": 1, "b": 0, "c": 0}}
     findings = label_findings(config_of(file_sources("mine.csv"), labels=["a", "b", "c"]), counts)
     assert [finding.message for finding in findings] == [
         "train: no row has the label 'c': the model cannot learn it",
@@ -106,9 +104,3 @@ def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:
         assert empty == {"train": 1, "validation": 1, "test": 1}
         assert summary.rows == {"train": 40, "validation": 40, "given": 40}
         assert len(set(summary.fingerprints.values())) == 1
-
-
-def test_file_to_score_leaves_empty_texts_out(tmp_path: Path) -> None:
-    chosen = config(tmp_path, [("a film", "good"), (" ", "bad")])
-    encoded = read_file(chosen, tiny_tokenizer(), tmp_path / "mine.csv")
-    assert (len(encoded), encoded.empty) == (1, 1)

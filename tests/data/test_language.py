@@ -25,14 +25,10 @@ TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule":
 
 
 def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> LanguageRecipe:
-    document = {
-        "name": "test",
-        "task": "language-modeling",
-        "data": {"parts": parts, "mode": mode, "sequence_length": 32, **data},
-        "tokenizer": tokenizer or {"kind": "trained", "algorithm": "bpe"},
-        "model": {"kind": "crt", "vocab_size": vocab_size},
-        "training": TRAINING,
-    }
+    document = {"name": "test", "task": "language-modeling", "training": TRAINING}
+    document["data"] = {"parts": parts, "mode": mode, "sequence_length": 32, **data}
+    document["tokenizer"] = tokenizer or {"kind": "trained", "algorithm": "bpe"}
+    document["model"] = {"kind": "crt", "vocab_size": vocab_size}
     return recipe_type("language-modeling", "crt").model_validate(document)
 
 
@@ -146,13 +142,11 @@ def test_sets_without_long_paragraphs_are_refused(tmp_path):
 def test_other_file_is_read_in_every_format(tmp_path):
     language = recipe(parts_of(tmp_path))
     tokenizer = prepared(language, tmp_path / "cache").tokenizer
-    contents = {
-        "a.txt.xz": lzma.compress(("\n".join(TEXTS[:40]) + "\n").encode()),
-        "a.jsonl": "".join(json.dumps({"id": 1, "content": text}) + "\n" for text in TEXTS[:40]).encode(),
-    }
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(("\n".join(TEXTS[:40]) + "\n").encode()))
+    lines = (json.dumps({"id": 1, "content": text}) + "\n" for text in TEXTS[:40])
+    (tmp_path / "a.jsonl").write_text("".join(lines), encoding="utf-8")
     long = [text for text in TEXTS[:40] if text in LONG]
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
+    for name in ("a.txt.xz", "a.jsonl"):
         rows = read_file(language.data, tokenizer, tmp_path / name)
         assert texts_of(rows, tokenizer) == long and rows.words == words_of(long)
     failures = {"b.csv": ("id,phrase\n1,a\n", "no text column; columns: id, phrase"), "b.txt": ("a\n", "none of its 1")}

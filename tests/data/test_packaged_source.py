@@ -1,7 +1,5 @@
 """The source ``minilm``: unpacked from an installed package whose code does not run, checked, and repaired."""
 
-from __future__ import annotations
-
 import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -39,7 +37,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_unpacks_once_and_repairs(package: Path, tmp_path: Path) -> None:
+def test_unpacks_once_repairs_and_prefers_a_folder_of_that_name(package: Path, tmp_path: Path) -> None:
     folder = find_folder(MINILM)
     assert folder == tmp_path / "cache" / "sources" / "minilm"
     assert (folder / "1_Pooling/config.json").read_text() == "[]"
@@ -51,9 +49,6 @@ def test_unpacks_once_and_repairs(package: Path, tmp_path: Path) -> None:
     package.write_bytes(package.read_bytes()[:40])
     with pytest.raises(ArtifactError, match=r"model\.zip: cannot be unpacked .* install the package again"):
         find_folder(MINILM)
-
-
-def test_folder_of_that_name_comes_first(package: Path, tmp_path: Path) -> None:
     (tmp_path / "minilm").mkdir()
     assert find_folder(MINILM) == Path("minilm")
 

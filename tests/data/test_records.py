@@ -1,11 +1,7 @@
 """Files of every format, layout, compression and encoding, and hub data sets; what is broken is reported."""
 
-from __future__ import annotations
-
-import bz2
 import gzip
 import json
-import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,15 +18,10 @@ from edgeformer.data.records import WITH_OPTION, detect_dialect, likely_encoding
 from edgeformer.data.rows import Row
 from edgeformer.data.sources import Columns, read
 from edgeformer.training.init import DraftOptions, draft
+from tests.data.conftest import write
+from tests.data.test_bombs import PACKERS
 
 GERMAN = "Die Rechnung für März ist größer als üblich, bitte prüfen."
-PACKERS = {".xz": lzma.compress, ".gz": gzip.compress, ".bz2": bz2.compress}
-
-
-def write(folder: Path, name: str, content: str | bytes) -> Path:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def source(path: Path, **settings: Any) -> FileSource:
@@ -140,9 +131,8 @@ def test_where_keeps_rows_by_the_values_of_other_columns(tmp_path: Path) -> None
     assert [text for text, _, _ in rows(path, where={"shop": ["books", 7]})] == ["a", "b"]
     assert [text for text, _, _ in rows(path, where={"shop": "dvd"}, label=None)] == ["c"]
     assert "has no rows with shop toys" in failure(path, where={"shop": "toys"})
-    assert "line 1: no column 'shops'; did you mean 'shop'? columns: text, label, shop; correct where:" in failure(
-        path, where={"shops": "dvd"}
-    )
+    message = "line 1: no column 'shops'; did you mean 'shop'? columns: text, label, shop; correct where:"
+    assert message in failure(path, where={"shops": "dvd"})
     with pytest.raises(ValidationError, match="must be a text or number, or a list of them"):
         source(path, where={"shop": []})
 
@@ -197,13 +187,6 @@ def test_likely_encoding_is_suggested(tmp_path: Path, text: str, encoding: str) 
     assert [row[:2] for row in rows(path, encoding=encoding)] == [(text, "1"), (text, "0")]
 
 
-def test_a_line_is_shown_as_each_likely_encoding_reads_it(tmp_path: Path) -> None:
-    line = f"{'so ' * 20}you won \u00a31000 {'call now ' * 20},spam\n".encode("cp1252")
-    message = failure(write(tmp_path, "a.csv", b"text,label\n" + line))
-    shown = [f"o {'so ' * 5}you won {sign}1000 call now call now c" for sign in "£Ł"]
-    assert f"likely cp1252, which reads {shown[0]!r}, or cp1250, which reads {shown[1]!r}: save" in message
-
-
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
 def test_utf_16_with_a_byte_order_mark_is_read(tmp_path: Path, encoding: str) -> None:
     path = write(tmp_path, "a.csv", f"\ufefftext;label\n{GERMAN};1\n".encode(encoding))
@@ -239,6 +222,14 @@ def test_messages_show_little_data(tmp_path: Path) -> None:
     for option, value in (("delimiter", "x"), ("quote", "`")):
         with pytest.raises(InputError, match=f"--{option} {value}: write "):
             Columns(**{option: value})
+    line = f"{'so ' * 20}you won \u00a31000 {'call now ' * 20},spam\n".encode("cp1252")
+    message = failure(write(tmp_path, "a.csv", b"text,label\n" + line))
+    shown = [f"o {'so ' * 5}you won {sign}1000 call now call now c" for sign in "£Ł"]
+    assert f"likely cp1252, which reads {shown[0]!r}, or cp1250, which reads {shown[1]!r}: save" in message
+    message = failure(write(tmp_path, "a.csv", b"text,label\nx\x81\xff\xfe\x00\x9d\x01\x02\x8f,1\n"))
+    assert "line 2: not UTF-8 text (byte 2 of the line is 0x81); " in message and "encoding" in message
+    message = failure(write(tmp_path, "b.csv", b"text,label\n" + b"x\x81,1\n" * 30_000), encoding="cp1252")
+    assert "b.csv, line 2: not CP1252 text (byte 2 of the line is 0x81)" in message
 
 
 @pytest.mark.data
@@ -250,13 +241,6 @@ def test_public_files_as_people_have_them(data_folder: Path) -> None:
     assert "it is likely cp1252, which reads '" in message and "£1.50" in message and "Ł1.50" in message
     german = detect_columns(own / "gnad_1028_single_quotes.csv", Columns())
     assert (german.source.quote, german.rows, len(german.labels), german.labels["Etat"]) == ("'", 1028, 9, 67)
-
-
-def test_bytes_in_no_encoding_are_refused(tmp_path: Path) -> None:
-    message = failure(write(tmp_path, "a.csv", b"text,label\nx\x81\xff\xfe\x00\x9d\x01\x02\x8f,1\n"))
-    assert "line 2: not UTF-8 text (byte 2 of the line is 0x81); " in message and "encoding" in message
-    message = failure(write(tmp_path, "b.csv", b"text,label\n" + b"x\x81,1\n" * 30_000), encoding="cp1252")
-    assert "b.csv, line 2: not CP1252 text (byte 2 of the line is 0x81)" in message
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.csv.gz"])
@@ -291,13 +275,10 @@ def test_drafted_recipe_states_the_encoding(tmp_path: Path, monkeypatch: pytest.
 
 def test_suggested_commands_have_the_encoding_option() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
-    names = [
-        name for name, command in commands.items() if any("--encoding" in option.opts for option in command.params)
-    ]
-    assert sorted(names) == [*WITH_OPTION]
+    options = {name: {option for part in command.params for option in part.opts} for name, command in commands.items()}
+    assert sorted(name for name in options if "--encoding" in options[name]) == [*WITH_OPTION]
     for name in ("init", "search"):  # of the message for rows of another length
-        options = [option for parameter in commands[name].params for option in parameter.opts]
-        assert {"--delimiter", "--quote"} <= {*options}
+        assert {"--delimiter", "--quote"} <= options[name]
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """Columns of files, parts of recipes, and the files of a folder."""
 
-from __future__ import annotations
-
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +14,9 @@ from edgeformer.data.column_detection import detect_columns
 from edgeformer.data.rows import Unreadable
 from edgeformer.data.sources import Columns, file_source, load_part, local_parts, read, replacement_source
 from edgeformer.tasks import get_task
+from tests.data.conftest import write
 
 LABELLED = "text,label\nfine,1\n"
-
-
-def write(folder: Path, name: str, content: str | bytes = LABELLED) -> Path:
-    path = folder / name
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
 
 
 def like(**settings: Any) -> FileSource:
@@ -202,28 +193,18 @@ def test_files_and_columns_of_a_folder_are_found_by_name(tmp_path: Path) -> None
     write(tmp_path, "test.jsonl.gz", gzip.compress(b'{"review": "x", "label": 1}\n'))
     local, notes = local_parts(config(train=None, validation=None, **{"sst-test": None}, extra=None), tmp_path)
     sources = {part: sources[0] for part, sources in local.parts.items()}
-    assert {part: (source.path, source.text, source.label) for part, source in sources.items()} == {
-        "train": (str(tmp_path / "train.tsv"), "sentence", "label"),
-        "validation": (str(tmp_path / "dev.csv"), "content", "sentiment"),
-        "sst-test": (str(tmp_path / "test.jsonl.gz"), "review", "label"),
-    }
-    assert local.split == "sst-test"
-    assert len(notes) == 1 and "extra" in notes[0]
+    columns = [("sentence", "label"), ("content", "sentiment"), ("review", "label")]
+    assert [(source.text, source.label) for source in sources.values()] == columns
+    files = {"train": "train.tsv", "validation": "dev.csv", "sst-test": "test.jsonl.gz"}
+    assert {part: source.path for part, source in sources.items()} == {p: str(tmp_path / f) for p, f in files.items()}
+    assert local.split == "sst-test" and len(notes) == 1 and "extra" in notes[0]
 
 
-@pytest.mark.parametrize(
-    ("files", "split", "parts"),
-    [
-        (("train",), "stratified", ["train"]),
-        (("train", "test"), "given", ["train", "test"]),
-        (("train", "validation"), "glue-dev", ["train", "validation"]),
-    ],
-)
-def test_stratified_recipe_uses_the_test_sets_of_a_folder(
-    tmp_path: Path, files: tuple[str, ...], split: str, parts: list[str]
-) -> None:
-    for name in files:
-        write(tmp_path, f"{name}.csv")
+@pytest.mark.parametrize(("other", "split"), [(None, "stratified"), ("test", "given"), ("validation", "glue-dev")])
+def test_stratified_recipe_uses_the_test_sets_of_a_folder(tmp_path: Path, other: str | None, split: str) -> None:
+    parts = ["train", *([other] if other else [])]
+    for name in parts:
+        write(tmp_path, f"{name}.csv", LABELLED)
     local, notes = local_parts(config("stratified", train=None), tmp_path)
     assert (local.split, [*local.parts]) == (split, parts)
     assert len(notes) == (split != "stratified") and all(split in note for note in notes)
@@ -243,25 +224,16 @@ def test_missing_files_and_columns_are_refused(tmp_path: Path) -> None:
 
 def test_imported_model_uses_the_parts_of_a_folder(tmp_path: Path) -> None:
     for name in ("train", "dev"):
-        write(tmp_path, f"{name}.csv")
+        write(tmp_path, f"{name}.csv", LABELLED)
     local, notes = local_parts(config("imported"), tmp_path)
     paths = {part: Path(sources[0].path).name for part, sources in local.parts.items()}
     assert paths == {"train": "train.csv", "validation": "dev.csv"}
     assert len(notes) == 2 and "part test: no file" in notes[0]
     assert local.split == "glue-dev" and notes[1] == "split glue-dev: a tenth of train is held out as validation set"
-    write(tmp_path, "test.csv")
+    write(tmp_path, "test.csv", LABELLED)
     assert local_parts(config("imported"), tmp_path)[0].split == "imported"
     (tmp_path / "dev.csv").unlink()
     assert local_parts(config("imported"), tmp_path)[0].split == "given"
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="none of the parts train, validation, test has a file"):
         local_parts(config("imported"), tmp_path / "empty")
-
-
-def test_reading_files_imports_neither_torch_nor_datasets() -> None:
-    program = (
-        "import sys, edgeformer.data.prepare, edgeformer.data.batching\n"
-        "print([name for name in ('torch', 'datasets', 'onnxruntime', 'pyarrow') if name in sys.modules])"
-    )
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"

@@ -1,7 +1,5 @@
 """Texts with labelled spans: files, classes of tokens, windows, and offsets in the original text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -57,9 +55,8 @@ def test_conll_columns_by_number(tmp_path: Path) -> None:
     """The German corpus of GermEval: number, token, outer tag, inner tag; and a token that looks like a comment."""
     rows = ["#\thttp://example.org\t[2020-01-01]", "1\tAda\tB-PER\tO", "2\t#\tO\tO", "3\tUlm\tB-LOC\tB-PER"]
     columns = {"format": "conll", "text": 2, "label": 3}
-    assert read(tmp_path / "a.tsv", "\n".join(rows), source=columns) == [
-        ("Ada # Ulm", [("Ada", "PER"), ("Ulm", "LOC")])
-    ]
+    expected = ("Ada # Ulm", [("Ada", "PER"), ("Ulm", "LOC")])
+    assert read(tmp_path / "a.tsv", "\n".join(rows), source=columns) == [expected]
     columns["label"] = 1
     with pytest.raises(DataError, match=r"a\.tsv, line 2: has no token and tag .*'1', 'Ada'.*set the source's text:"):
         read(tmp_path / "a.tsv", "\n".join(rows), source=columns)
@@ -70,6 +67,10 @@ def test_json_lines(tmp_path: Path) -> None:
     row["spans"] = [*row["spans"], {"start": 0, "end": 12, "label": "PER"}]  # in any order
     content = json.dumps(row) + "\n" + json.dumps({"satz": "nothing", "spans": []}) + "\n"
     assert read(tmp_path / "a.jsonl", content, source={"text": "satz"}) == [SENTENCE, ("nothing", [])]
+    with pytest.raises(DataError, match=r"line 1: has no list of spans under 'spans'; keys: text, label"):
+        read(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}')
+    with pytest.raises(DataError, match=r"line 1: no column 'text'"):
+        read(tmp_path / "a.jsonl", '{"spans": []}')
 
 
 @pytest.mark.parametrize(
@@ -85,19 +86,10 @@ def test_json_lines(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_spans_are_refused_with_their_line(tmp_path: Path, spans: list[Any], message: str) -> None:
-    rows = [
-        {"text": "abcde", "spans": []},
-        {"text": "abcde", "spans": [dict(zip(Span._fields, s, strict=True)) for s in spans]},
-    ]
+    damaged = [dict(zip(Span._fields, span, strict=True)) for span in spans]
+    rows = [{"text": "abcde", "spans": each} for each in ([], damaged)]
     with pytest.raises(DataError, match=f"line 2: {message}" if "no span" not in message else f"line 2: .*{message}"):
         read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows)))
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 1: has no list of spans under 'spans'; keys: text, label"):
-        read(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}')
-    with pytest.raises(DataError, match=r"line 1: no column 'text'"):
-        read(tmp_path / "a.jsonl", '{"spans": []}')
 
 
 def test_detection(tmp_path: Path) -> None:
@@ -109,11 +101,6 @@ def test_detection(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"text": "a", "spans": []}', encoding="utf-8")
     with pytest.raises(DataError, match="none of its 1 texts has a labelled span"):
         detect_spans(tmp_path / "c.jsonl", Columns())
-
-
-def test_spans_are_in_the_fingerprint() -> None:
-    first, other = (LabelledTexts.unlabelled([SpanText("Ada", (Span(0, end, "PER"),))]) for end in (2, 3))
-    assert first.fingerprint() != other.fingerprint()
 
 
 _WORDS = (
@@ -228,8 +215,10 @@ def test_classes_of_pieces() -> None:
     assert names(tags=("I-PER", "O", "I-LOC"))[firsts[1]] == "I-PER"  # a model without B
 
 
-def test_spans_inside_words_are_counted() -> None:
+def test_spans_inside_words_are_counted_and_in_the_fingerprint() -> None:
     text = SpanText("Berlinreise nach Ulm", (Span(0, 6, "LOC"), Span(17, 20, "LOC")))
     tokenizer = train_tokenizer("wordpiece", 60, ["Berlin reise nach Ulm"] * 9, ())
     rows = encode_spans(tokenizer, LabelledTexts.unlabelled([text]), data_of("a.jsonl"))
     assert rows.inexact == 1
+    first, other = (LabelledTexts.unlabelled([SpanText("Ada", (Span(0, end, "PER"),))]) for end in (2, 3))
+    assert first.fingerprint() != other.fingerprint()

@@ -22,7 +22,8 @@ from edgeformer.data.storage import read_stored, write_facts, write_rows
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.trimming import trim_to_training
 from edgeformer.system.lock import lock_path
-from tests.data.conftest import Recorder, file_sources, write_jsonl, write_parquet
+from tests.data.conftest import file_sources, write_jsonl, write_parquet
+from tests.measurement.measuring_child import Recorder
 
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 WORDPIECE = TrainedTokenizer(kind="trained")
@@ -204,21 +205,18 @@ def test_file_that_changes_during_reading_is_refused(parts, tmp_path, monkeypatc
     assert not list((tmp_path / "cache").glob("*stream*"))
 
 
-def test_broken_row_is_reported_before_tokenizing(parts, tmp_path):
+def test_bad_rows_and_sets_are_refused_before_tokenizing(parts, tmp_path) -> None:
     with (tmp_path / "train.jsonl").open("a") as file:
         file.write('{"text": "good", "label": "great"}\n')
     progress = Recorder()
     with pytest.raises(DataError, match=r"train\.jsonl, line 601: label 'great' is not in data.labels"):
         prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
-    assert TOKENIZING not in progress.bars
-
-
-def test_one_class_and_short_paragraphs_are_refused(parts, tmp_path):
+    assert TOKENIZING not in progress.started
     write_jsonl(tmp_path / "train.jsonl", [row for row in synthetic_reviews(50, 1) if row.label == 1])
     progress = Recorder()
     with pytest.raises(DataError, match=r"one class only: all \d+ rows are labelled 'positive'"):
         prepare(class_config(parts), BPE, 400, tmp_path / "cache", progress)
-    assert TOKENIZING not in progress.bars
+    assert TOKENIZING not in progress.started
     (tmp_path / "train.jsonl").write_text('{"text": "short"}\n' * 3)
     with pytest.raises(DataError, match=r"data\.parts\.train: none of its 3 paragraphs has more than 20 characters"):
         prepare_text(text_config(parts), BPE, 400, tmp_path / "cache")
@@ -240,7 +238,7 @@ def test_damaged_cache_is_repaired_and_leftovers_are_removed(parts, tmp_path, na
     assert any("damaged token cache" in message for message in progress.messages) and not leftover.exists()
     progress = Recorder()
     assert_same(first, prepare(config, BPE, 400, cache, progress))
-    assert TOKENIZING not in progress.bars
+    assert TOKENIZING not in progress.started
 
 
 def test_other_processes_wait_for_the_one_that_writes(parts, tmp_path):

@@ -10,18 +10,10 @@ from tokenizers.trainers import WordPieceTrainer
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data import cleaning
+from edgeformer.data import cleaning, tokenization
 from edgeformer.data.encoding import PlainText
 from edgeformer.data.synthetic import synthetic_reviews
-from edgeformer.data.tokenization import (
-    SPECIAL_TOKENS,
-    boundary_id,
-    fingerprint,
-    load_language_tokenizer,
-    load_tokenizer,
-    special_ids,
-    with_current_cleaning,
-)
+from edgeformer.data.tokenization import SPECIAL_TOKENS, boundary_id, fingerprint
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
@@ -29,12 +21,12 @@ BPE = TrainedTokenizer(kind="trained", algorithm="bpe")
 
 def trained(algorithm="wordpiece", vocab_size=320, cleaning="paper", texts=TEXTS) -> Tokenizer:
     config = TrainedTokenizer(kind="trained", algorithm=algorithm)
-    return load_tokenizer(config, cleaning=cleaning, vocab_size=vocab_size, training_texts=texts)
+    return tokenization.load_tokenizer(config, cleaning=cleaning, vocab_size=vocab_size, training_texts=texts)
 
 
 def load(path, vocab_size=320, cleaning="paper") -> Tokenizer:
     config = FileTokenizer(kind="file", path=str(path))
-    return load_tokenizer(config, cleaning=cleaning, vocab_size=vocab_size, training_texts=None)
+    return tokenization.load_tokenizer(config, cleaning=cleaning, vocab_size=vocab_size, training_texts=None)
 
 
 def saved(tokenizer, tmp_path):
@@ -50,21 +42,14 @@ def ids_of(tokenizer, text) -> list[int]:
 @pytest.mark.parametrize("algorithm", ["wordpiece", "bpe"])
 def test_trained_tokenizer_suits_a_classifier_and_is_reproducible(algorithm):
     tokenizer = trained(algorithm)
-    special = special_ids(tokenizer)
+    special = tokenization.special_ids(tokenizer)
     assert tokenizer.get_vocab_size() == 320
     assert [tokenizer.id_to_token(number) for number in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     assert (special.pad, special.unk, special.cls) == (0, 1, 2)
     row = ids_of(tokenizer, TEXTS[0])
     assert (row[0], row[-1]) == (2, 3) and 1 not in row
     assert tokenizer.decode(row).replace(" ", "") == cleaning.clean(TEXTS[0]).replace(" ", "")
-    program = (
-        "from edgeformer.data.synthetic import synthetic_reviews\n"
-        "from edgeformer.data.tokenization import fingerprint, load_tokenizer\n"
-        "from edgeformer.artifacts.data_config import TrainedTokenizer\n"
-        "texts = [row.text for row in synthetic_reviews(400, seed=5)]\n"
-        f"config = TrainedTokenizer(kind='trained', algorithm={algorithm!r})\n"
-        "print(fingerprint(load_tokenizer(config, cleaning='paper', vocab_size=320, training_texts=texts)))"
-    )
+    program = f"from tests.data.test_tokenization import *; print(fingerprint(trained({algorithm!r})))"
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert process.stdout.strip() == fingerprint(tokenizer), "in another process"
 
@@ -112,7 +97,7 @@ def test_stored_truncation_and_padding_are_turned_off(tmp_path):
     assert PlainText(tokenizer).encode_all(TEXTS[:1]).ids.tolist() == expected  # as of a bundle
 
 
-def test_cleaning_is_added_once(tmp_path):
+def test_cleaning_is_added_once_and_that_of_an_earlier_version_stays(tmp_path) -> None:
     plain = trained(cleaning="none")
     cleaned = load(saved(plain, tmp_path))
     assert fingerprint(cleaned) != fingerprint(plain)
@@ -121,9 +106,6 @@ def test_cleaning_is_added_once(tmp_path):
     assert ids_of(plain, dirty) != ids_of(plain, tidy)
     assert fingerprint(load(saved(cleaned, tmp_path))) == fingerprint(cleaned)
     assert fingerprint(load(saved(plain, tmp_path), cleaning="none")) == fingerprint(plain)
-
-
-def test_cleaning_of_an_earlier_version_stays(tmp_path):
     plain, current = trained(cleaning="none"), trained()
     earlier = Tokenizer.from_str(plain.to_str())
     earlier.normalizer = normalizers.Sequence([*cleaning.normalizers(cleaning.VERSIONS[1]), plain.normalizer])
@@ -131,11 +113,11 @@ def test_cleaning_of_an_earlier_version_stays(tmp_path):
     assert fingerprint(loaded) == fingerprint(earlier) != fingerprint(load(saved(plain, tmp_path)))
     assert loaded.normalizer.normalize_str("no！！") == "no！！"
     assert current.normalizer.normalize_str("no！！") == "no！"
-    assert fingerprint(with_current_cleaning(loaded)) == fingerprint(load(saved(plain, tmp_path)))
-    assert fingerprint(with_current_cleaning(plain)) == fingerprint(plain)
+    assert fingerprint(tokenization.with_current_cleaning(loaded)) == fingerprint(load(saved(plain, tmp_path)))
+    assert fingerprint(tokenization.with_current_cleaning(plain)) == fingerprint(plain)
 
 
-def test_files_without_a_tokenizer_are_refused(tmp_path):
+def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match=r"gone\.json: no such file"):
         load(tmp_path / "gone.json")
     path = tmp_path / "tokenizer.json"
@@ -143,13 +125,9 @@ def test_files_without_a_tokenizer_are_refused(tmp_path):
         path.write_bytes(content)
         with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer: .*use a tokenizer\.json file"):
             load(path)
-
-
-def test_other_vocabulary_size_is_refused(tmp_path):
     path = saved(trained(), tmp_path)
-    with pytest.raises(
-        DataError, match=r"tokenizer\.json: has 320 tokens, but the model has 300; set model\.vocab_size: 320"
-    ):
+    message = r"tokenizer\.json: has 320 tokens, but the model has 300; set model\.vocab_size: 320"
+    with pytest.raises(DataError, match=message):
         load(path, vocab_size=300)
     # Numbers with gaps: the embedding needs a row for the largest.
     document = json.loads(path.read_text())
@@ -158,9 +136,6 @@ def test_other_vocabulary_size_is_refused(tmp_path):
     path.write_text(json.dumps(document))
     with pytest.raises(DataError, match=r"set model\.vocab_size: 400"):
         load(path)
-
-
-def test_missing_special_tokens_are_refused(tmp_path):
     tokenizer = trained()
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
@@ -171,7 +146,7 @@ def test_missing_special_tokens_are_refused(tmp_path):
         load(path)
     # The model's own unknown token may have any name.
     path.write_text(tokenizer.to_str().replace("[UNK]", "[XXX]").replace("[MASK]", "[M]"))
-    assert special_ids(load(path)).unk == 1
+    assert tokenization.special_ids(load(path)).unk == 1
 
 
 def test_hub_error_has_a_remedy(monkeypatch):
@@ -184,7 +159,7 @@ def test_hub_error_has_a_remedy(monkeypatch):
     monkeypatch.setattr("edgeformer.data.tokenization.Tokenizer", Offline)
     config = HubTokenizer(kind="hub", name="bert-base-uncased")
     with pytest.raises(DataError) as caught:
-        load_tokenizer(config, cleaning="paper", vocab_size=30_522, training_texts=None)
+        tokenization.load_tokenizer(config, cleaning="paper", vocab_size=30_522, training_texts=None)
     message = str(caught.value)
     assert "hub tokenizer bert-base-uncased" in message and "long story" not in message
     assert "--tokenizer PATH/tokenizer.json" in message
@@ -194,7 +169,7 @@ def test_hub_error_has_a_remedy(monkeypatch):
 def test_bert_base_uncased_and_gpt2(data_folder, tmp_path):
     stored = data_folder / "tokenizers" / "bert-base-uncased" / "tokenizer.json"
     tokenizer = load(stored, vocab_size=30_522)
-    special = special_ids(tokenizer)
+    special = tokenization.special_ids(tokenizer)
     assert (special.pad, special.unk, special.cls) == (0, 100, 101)
     assert ids_of(tokenizer, "Hide NEW   secretions!!!") == [101, 5342, 2047, 3595, 8496, 999, 102]
     assert boundary_id(load_language(stored, 30_522)) == tokenizer.token_to_id("[SEP]") == 102
@@ -208,12 +183,12 @@ def test_bert_base_uncased_and_gpt2(data_folder, tmp_path):
 
 
 def trained_language(vocab_size=400) -> Tokenizer:
-    return load_language_tokenizer(BPE, vocab_size=vocab_size, training_texts=TEXTS)
+    return tokenization.load_language_tokenizer(BPE, vocab_size=vocab_size, training_texts=TEXTS)
 
 
 def load_language(path, vocab_size) -> Tokenizer:
     config = FileTokenizer(kind="file", path=str(path))
-    return load_language_tokenizer(config, vocab_size=vocab_size, training_texts=None)
+    return tokenization.load_language_tokenizer(config, vocab_size=vocab_size, training_texts=None)
 
 
 @pytest.fixture(scope="module")
@@ -232,10 +207,9 @@ def test_language_tokenizer_has_one_special_token(language_tokenizer, tmp_path):
     assert {token.content for token in language_tokenizer.get_added_tokens_decoder().values()} == {"<|endoftext|>"}
     assert fingerprint(language_tokenizer) == fingerprint(trained_language())
     with pytest.raises(DataError, match=r"wordpiece does not keep spaces.*set tokenizer\.algorithm: bpe"):
-        load_language_tokenizer(TrainedTokenizer(kind="trained"), vocab_size=400, training_texts=TEXTS)
-    with pytest.raises(
-        DataError, match=r"trained bpe tokenizer: has 257 tokens, but the model has 9; set model\.vocab_size"
-    ):
+        tokenization.load_language_tokenizer(TrainedTokenizer(kind="trained"), vocab_size=400, training_texts=TEXTS)
+    message = r"trained bpe tokenizer: has 257 tokens, but the model has 9; set model\.vocab_size"
+    with pytest.raises(DataError, match=message):
         trained_language(9)
     document = json.loads(language_tokenizer.to_str())
     document["added_tokens"][0]["content"] = "<stop>"

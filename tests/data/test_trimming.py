@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -44,7 +42,6 @@ def assert_same_tokens(trimmed: Trimmed, original: Tokenizer, texts: list[str]) 
 
 @pytest.fixture(scope="module", params=["wordpiece", "bpe"])
 def stored(request: pytest.FixtureRequest) -> Tokenizer:
-    """A tokenizer with truncation and padding."""
     tokenizer = train_tokenizer(request.param, 400, TEXTS, normalizers())
     tokenizer.enable_truncation(6)
     tokenizer.enable_padding(length=20, pad_id=0)
@@ -119,13 +116,6 @@ def test_unigram_pieces_are_cut_as_before() -> None:
     assert effect.unknown > 0 and effect.changed_rows > 0
 
 
-def wordpiece(names: list[str], special: list[str]) -> Tokenizer:
-    tokenizer = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens(special)
-    return tokenizer
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "sequence", "none"])
 def test_post_processors_get_new_numbers(kind: str, original: Tokenizer) -> None:
     # One unused token before all others, so that every number changes.
@@ -176,7 +166,9 @@ def test_other_models_are_refused(model: models.Model, message: str) -> None:
 
 def test_effect_on_other_texts_is_counted() -> None:
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film", "xyz", "a", "##b", "##a", "b", "##d", "d"]
-    tokenizer = wordpiece(names, names[:4])
+    tokenizer = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(names[:4])
     trimmed = trim_tokenizer(tokenizer, [names.index("good"), names.index("bad")])
     texts = ["good film", "bad", "xyz ??? good", "good good ab"]
     effect = trim_effect(tokenizer, trimmed, LabelledTexts.unlabelled(texts), 128)

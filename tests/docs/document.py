@@ -1,7 +1,5 @@
 """What stands in our documents and can be run: programs, blocks of code, command lines."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import textwrap
@@ -12,16 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
-_PROGRAM = re.compile(
-    r"^```(?P<language>\w+)\n(?P<program>(?:#|//) (?P<name>[\w.]+) .*?)^```$", re.MULTILINE | re.DOTALL
-)
+_PROGRAM = re.compile(r"(?:#|//) (\w+\.(?:py|mjs)) ")
 _FENCE = re.compile(r"^ *```(\w*)$")
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
 
 def programs(document: Path) -> dict[str, str]:
-    """Name → text of every fenced program whose first line is a comment with its name."""
-    return {results["name"]: results["program"] for results in _PROGRAM.finditer(document.read_text(encoding="utf-8"))}
+    """Name → text of every block whose first line is a comment with its name."""
+    named = ((_PROGRAM.match(block.text), block.text) for block in blocks(document))
+    return {match[1]: text for match, text in named if match}
 
 
 @dataclass(frozen=True)
@@ -38,11 +35,9 @@ class Block:
 
     @property
     def first_line(self) -> str:
-        """By which tests name it."""
         return self.text.splitlines()[0]
 
     def commands(self) -> list[str]:
-        """The command lines of a block of shell, without comments, in order."""
         lines = (" ".join(_without_comment(line).split()) for line in self.text.splitlines())
         return [line for line in lines if line]
 
@@ -53,7 +48,6 @@ def _without_comment(line: str) -> str:
 
 
 def blocks(document: Path) -> list[Block]:
-    """Every block of code of a document, in order."""
     results: list[Block] = []
     lines = [*document.read_text(encoding="utf-8").splitlines(), ""]
     number, previous = 0, ""
@@ -89,7 +83,6 @@ def inline_code(document: Path) -> Iterator[str]:
 
 
 def words(command: str) -> list[str]:
-    """The arguments behind ``edgeformer``, as a shell would split them."""
     program, *arguments = shlex.split(command)
     assert program == "edgeformer", command
     return arguments

@@ -1,7 +1,5 @@
 """`make bench` says what it skips and why, ends in time, and what it leaves is shown."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -13,20 +11,18 @@ from benchmarks.bench import Case, Models, main, run
 
 
 def read_cases(folder: Path) -> dict[str, dict[str, object]]:
-    results: dict[str, dict[str, object]] = json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
-    return results
+    return json.loads((folder / "session.json").read_text(encoding="utf-8"))["cases"]
 
 
-def test_what_is_not_at_hand_is_skipped_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_and_unknown_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(only="hugging_face_trainer", out=tmp_path) == 0
     (result,) = read_cases(tmp_path).values()
     assert result["status"] == "skipped" and str(result["reason"]).startswith("needs ")
     assert "hugging_face_trainer: skipped: needs " in capsys.readouterr().out
-
-
-def test_nothing_is_begun_when_the_time_is_over(tmp_path: Path) -> None:
     assert main(only="floors,waiting", minutes=0, out=tmp_path) == 0
     assert {case["reason"] for case in read_cases(tmp_path).values()} == {"no time is left"}
+    with pytest.raises(typer.BadParameter, match="unknown nothing; there are waiting, floors"):
+        main(only="nothing", out=tmp_path)
 
 
 def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(tmp_path: Path) -> None:
@@ -35,8 +31,3 @@ def test_a_script_that_fails_says_why_and_leaves_nothing_of_an_earlier_session(t
     results = run(Case("waiting", (str(tmp_path / "no-such-run"),)), models, tmp_path)
     assert results["status"] == "failed" and results["reason"] and results["seconds"] > 0
     assert not (tmp_path / "waiting.json").exists()
-
-
-def test_unknown_names_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(typer.BadParameter, match="unknown nothing; there are waiting, floors"):
-        main(only="nothing", out=tmp_path)

@@ -1,7 +1,5 @@
 """The workflow of docs/guides/ci-gate.md is YAML as GitHub reads it, and edgeformer takes its command line; ours."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Every block of code and every command line in README and docs is known, and the command line takes it."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -9,11 +7,11 @@ import pytest
 import typer
 
 from edgeformer.cli.app import app
-from tests.docs.commands import DATA, NOT_OURS, NOT_RUN, PICTURES, RUN
-from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, words
+from tests.docs.commands import NOT_OURS, NOT_SHELL, RUN
+from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, programs, words
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
-SHELL = [block for block in BLOCKS if block.language in ("", "bash") and block.first_line not in (*PICTURES, *DATA)]
+SHELL = [block for block in BLOCKS if block.language in ("", "bash") and block.first_line not in NOT_SHELL]
 COMMANDS = sorted({command for block in SHELL for command in block.commands()})
 OURS = [command for command in COMMANDS if command.startswith("edgeformer ")]
 SPANS = sorted({span for document in DOCUMENTS for span in inline_code(document)})
@@ -52,31 +50,18 @@ def filled_in(command: str) -> list[str]:
     return [re.sub(r"^([\w-]+)\|[\w|-]+$", r"\1", word).replace("TIME", "5ms") for word in words(plain)]
 
 
-def test_the_blocks_are_found() -> None:
+def test_the_blocks_are_found_and_the_lists_are_theirs() -> None:
     assert len(BLOCKS) > 25 and len(OURS) > 20 and len(INLINE) > 15
     assert {block.language for block in BLOCKS} == {"bash", "text", "python", "js", "yaml", "kotlin", "swift"}
+    assert {*RUN} <= {*OURS} and {block.first_line for block in BLOCKS} >= NOT_SHELL
+    assert {command.split()[0] for command in COMMANDS} == {"edgeformer", *NOT_OURS}
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"{block.document}:{block.line}")
-def test_every_block_is_run_or_says_why_not(block: Block) -> None:
-    if block.language == "text" or block.document == "docs/reference/python.md":
-        assert block.language in ("text", "bash", "python")  # tests/test_api.py runs the Python, in its order
-    elif block.language in ("python", "js"):
-        # tests/docs/test_deploy.py runs what it names so, and knows all of them.
-        assert re.match(r"(#|//) \w+\.(py|mjs) ", block.first_line), "say the program's name in a comment, and run it"
-    elif block in SHELL:
-        for command in block.commands():
-            program = command.split()[0]
-            existing = command in RUN or command in NOT_RUN if program == "edgeformer" else program in NOT_OURS
-            assert existing, f"{command!r} is in no list of tests/docs/commands.py"
-    else:
-        assert block.first_line in (*DATA, *PICTURES), "validate it, or say what it is"
-
-
-def test_the_lists_name_nothing_that_is_gone() -> None:
-    assert sorted([*RUN, *NOT_RUN]) == OURS
-    assert {command.split()[0] for command in COMMANDS} == {"edgeformer", *NOT_OURS}
-    assert {block.first_line for block in BLOCKS} >= {*PICTURES, *DATA}
+def test_every_program_has_a_name_by_which_a_test_runs_it(block: Block) -> None:
+    """tests/test_api.py runs the reference of Python, tests/docs/test_deploy.py the other programs."""
+    if block.language in ("python", "js") and block.document != "docs/reference/python.md":
+        assert block.text in programs(ROOT / block.document).values(), "say the program's name in a comment, and run it"
 
 
 @pytest.mark.parametrize("command", OURS)
@@ -115,7 +100,6 @@ def test_a_wrong_line_is_noticed(line: str) -> None:
 
 
 def examples() -> list[str]:
-    """The examples in the help of every command."""
     results: list[str] = []
     remaining: list[Any] = [typer.main.get_command(app)]
     while remaining:

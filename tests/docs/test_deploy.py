@@ -1,7 +1,5 @@
 """The programs of docs/guides/deploy.md run as they stand, and answer as `edgeformer predict` does."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -14,16 +12,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-import edgeformer
+from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.predict import predict
-from edgeformer.models.adapter import count_parameters
-from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
 from edgeformer.tasks.task import Answer
 from tests.docs.document import programs
-from tests.export.language_run import write_language_run
+from tests.tasks.tiny import train_tiny
 
 PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md")
 # As tried; another version is no reason for a test to fail on a day when nothing of ours changed.
@@ -54,30 +50,16 @@ def bundle(finished_run: Path) -> Path:
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose texts can have several labels, one of which is given at a low threshold."""
-    folder = tmp_path_factory.mktemp("several")
-    data = folder / "topics.csv"
-    data.write_text("text,label\n" + 'the food,"food"\nthe staff,"staff"\nfood and staff,"food,staff"\nwell,\n' * 20)
-    part = [{"kind": "file", "path": str(data), "label": "label"}]
-    recipe = {
-        "name": "several",
-        "task": "multi-label-classification",
-        "data": {
-            "parts": {"train": part, "validation": part, "test": part}, "split": "given", "labels": ["food", "staff"],
-            "label_separator": ",", "thresholds": {"food": 0.2, "staff": 0.5}, "max_length": 16,
-        },
-        "tokenizer": {"kind": "trained"},
-        "model": {
-            "kind": "encoder", "vocab_size": 41, "hidden_size": 16, "layers": 1, "iterations": 1, "heads": 2,
-            "ffn_size": 24, "residual_scale": 0.5,
-        },
-        "training": {
-            "epochs": 1, "batch_size": 16, "optimizer": {"lr": 1.0e-3}, "schedule": {"kind": "one-cycle"},
-        },
-    }  # fmt: skip
-    (folder / "several.yaml").write_text(json.dumps(recipe), encoding="utf-8")
-    run = edgeformer.train(folder / "several.yaml", artifacts=folder / "artifacts")
-    export(run.folder, ExportOptions())
-    return run.folder / "bundle"
+    folder, labels = tmp_path_factory.mktemp("several"), ("food", "staff", '"food,staff"', "")
+    rows = (f'"{row.text}",{labels[number % 4]}\n' for number, row in enumerate(synthetic_reviews(200, 0)))
+    (folder / "topics.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
+    data = {"split": "given", "labels": ["food", "staff"], "label_separator": ",", "max_length": 16}
+    source = {"kind": "file", "path": str(folder / "topics.csv")}
+    data["parts"] = {part: [dict(source)] for part in ("train", "validation", "test")}
+    data["thresholds"] = {"food": 0.2, "staff": 0.5}
+    run = train_tiny(folder, "multi-label-classification", data, epochs=1)
+    export(run, ExportOptions())
+    return run / "bundle"
 
 
 @pytest.fixture(scope="session")
@@ -90,10 +72,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "package.json").write_text('{"private": true}', encoding="utf-8")
     environment = {**os.environ, "ONNXRUNTIME_NODE_INSTALL_CUDA": "skip"}
     command = [npm, "install", "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
+    options = {"capture_output": True, "text": True, "timeout": 180}
     try:
-        done = subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
-        )
+        done = subprocess.run(command, cwd=folder, env=environment, check=False, **options)
     except subprocess.TimeoutExpired:
         pytest.skip("npm install did not end within 180 s")
     if done.returncode:
@@ -107,9 +88,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(*command: str | Path, cwd: Path) -> list[dict[str, object]]:
     """What a program prints: a JSON document per line."""
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, encoding="utf-8", timeout=120, check=False
-    )
+    options = {"capture_output": True, "text": True, "encoding": "utf-8", "timeout": 120}
+    done = subprocess.run([*map(str, command)], cwd=cwd, check=False, **options)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -131,12 +111,10 @@ def same_labels(answers: list[dict[str, object]], bundle: Path) -> None:
     assert [row["probability"] for row in answers] == pytest.approx([p["probability"] for p in target], abs=PROBABILITY)
 
 
-def test_every_program_of_the_document_is_run_here() -> None:
+def test_the_programs_and_the_sentences(bundle: Path) -> None:
+    """Every program of the document is run here, on sentences of both labels."""
     assert set(PROGRAMS) == {"client.py", "client.mjs", "pipeline.mjs", "weights.py"}
     assert len(SENTENCES) == 20 == len(set(SENTENCES))
-
-
-def test_the_sentences_get_both_labels(bundle: Path) -> None:
     assert {prediction.label for prediction in expected(bundle, SENTENCES)} == {"negative", "positive"}
 
 
@@ -164,12 +142,6 @@ def test_torch(finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.py").write_text(PROGRAMS["weights.py"], encoding="utf-8")
     (parameters,) = run(sys.executable, "weights.py", finished_run, cwd=tmp_path)
     assert parameters == read_run(finished_run).parameters
-
-
-def test_torch_language_model(tmp_path: Path) -> None:
-    run_folder = write_language_run(tmp_path / "tiny")
-    model = load_model(run_folder)
-    assert not model.training and count_parameters(model) == read_run(run_folder).parameters
 
 
 @pytest.mark.node

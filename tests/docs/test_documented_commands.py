@@ -1,12 +1,9 @@
 """README and docs, line by line: in a folder of its own for each document, from top to bottom."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,39 +14,29 @@ import yaml
 
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.documents import shipped_folder
-from edgeformer.cli import main
 from edgeformer.data.rows import label_sets
 from edgeformer.data.sources import load_parts
 from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe
-from tests.docs.commands import NOT_RUN, RUN
+from tests.cli.in_process import Edgeformer
+from tests.docs.commands import RUN
 from tests.docs.document import ROOT, Block, blocks, words
 from tests.models.crt_oracle import public_weights, small_config
 from tests.personal_data import sentences, write_jsonl
 
-Edgeformer = Callable[..., str]
 CLASSIFIER = ROOT / "tests" / "old_format" / "classifier-v1"
 WITHOUT_BUILDER = {"edgeformer export --fp16 --trt": 3}
 """Exit codes where tensorrt-rtx is not installed: done, but not everything that was asked for."""
 
 
-@pytest.fixture
-def edgeformer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Edgeformer]:
-    """The command line in ``tmp_path``: takes the arguments and the exit code that is right, gives stdout."""
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str, code: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["edgeformer", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        printed = capsys.readouterr()
-        assert stop.value.code == code, f"edgeformer {' '.join(arguments)}\n{printed.out}\n{printed.err}"
-        return printed.out
 
-    yield run
+def commands_of(document: str) -> list[str]:
+    return [line for block in blocks(ROOT / document) if block.language == "bash" for line in block.commands()]
 
 
 def follow(
@@ -62,7 +49,7 @@ def follow(
         skip: beginning of the lines that are not run.
     """
     done: list[str] = []
-    for command in (line for block in blocks(ROOT / document) if block.language == "bash" for line in block.commands()):
+    for command in commands_of(document):
         if command in RUN and command not in done and not command.startswith(skip):
             (steps or {}).get(command, lambda: None)()
             code = WITHOUT_BUILDER.get(command, 0) if find_spec("tensorrt_rtx") is None else 0
@@ -95,10 +82,6 @@ def prepare_sentences(tokenizer: Path) -> None:
     shutil.copy(tokenizer, target)
 
 
-def newest_bundle() -> Path:
-    return max(Path("artifacts").glob("*/bundle"), key=lambda folder: folder.stat().st_mtime_ns)
-
-
 def vocabulary(tokenizer: Path) -> int:
     return len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
 
@@ -112,9 +95,8 @@ def test_getting_started(edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch
     done = follow("docs/index.md", edgeformer)
     assert [command.split()[1] for command in done] == ["train", "export", "predict", "profile", "train", "train"]
     reports = next(Path("artifacts").glob("quickstart-001/reports"))
-    assert {path.name for path in reports.iterdir()} >= {
-        f"rtx4050-onnx-fp16.{ending}" for ending in ("html", "md", "csv", "json", "svg")
-    }
+    files = {f"rtx4050-onnx-fp16.{ending}" for ending in ("html", "md", "csv", "json", "svg")}
+    assert {path.name for path in reports.iterdir()} >= files
 
 
 @pytest.mark.slow
@@ -144,8 +126,8 @@ def test_two_text_columns_and_names_for_numbers(edgeformer: Edgeformer) -> None:
     """The command of docs/guides/own-data.md writes the recipe that the page shows."""
     rows = [f"{n % 4 + 1},Headline number {n},the text of number {n}\n" for n in range(80)]
     Path("ag_news.csv").write_text("".join(rows), encoding="utf-8")
-    command = next(line for line in NOT_RUN if line.startswith("edgeformer init ag_news.csv"))
-    edgeformer(*command.split()[1:])
+    (command,) = {line for line in commands_of("docs/guides/own-data.md") if line.startswith("edgeformer init ag_news")}
+    edgeformer(*words(command))
     drafted: Any = load_recipe("ag_news.yaml")
     stated = yaml.safe_load(block("docs/guides/own-data.md", "# two text columns, and names for numbers").text)["data"]
     shown = DataConfig.model_validate({**stated, "split": "stratified"}, strict=False)

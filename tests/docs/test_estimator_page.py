@@ -1,7 +1,5 @@
 """The pages on estimates are written from the newest record."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,13 +9,9 @@ from benchmarks.estimates.record import enough, summary
 from edgeformer.estimate import estimate
 
 
-def test_the_page_is_what_the_json_says() -> None:
+def test_page_and_shipped_record_are_what_the_json_says() -> None:
     assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: make results"
     assert page.EXPLANATION.read_text(encoding="utf-8") == page.explanation(), "run: make results"
-
-
-def test_the_record_that_ships_is_that_of_the_page() -> None:
-    """Its figures are read from the measurements, so that no report states others than the page."""
     assert estimate.shipped_record() == page.shipped_record(), "run: make results"
     record = estimate.shipped_record()
     assert f"{record.within_15_percent:.0%} of {record.cases} estimated times are within 15%" in page.page()

@@ -1,7 +1,5 @@
 """What the benchmarks of speed compare with: the processor's floor."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 from onnx import numpy_helper

@@ -1,7 +1,5 @@
 """docs/results/fidelity.md: paths and names exist, states are defined and counted, and studies are as stated."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

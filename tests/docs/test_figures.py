@@ -1,7 +1,5 @@
 """docs/results/ is written from its templates and the committed JSON; no figure in it is typed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -19,19 +17,12 @@ TEMPLATES = [path.read_text(encoding="utf-8") for path in results_page.TEMPLATES
 PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 
-@pytest.fixture(scope="module")
-def pages() -> dict[str, str]:
-    return results_page.pages()
-
-
-def test_the_pages_are_what_the_json_says(pages: dict[str, str]) -> None:
+def test_the_pages_are_what_the_json_says() -> None:
+    pages = results_page.pages()
     for name, text in pages.items():
         assert (results_page.FOLDER / name).read_text(encoding="utf-8") == text, f"{name}: run: make results"
     written = {path.relative_to(results_page.FOLDER).as_posix() for path in results_page.FOLDER.rglob("*.md")}
     assert written - pages.keys() == {"claims.md", "estimates.md", "fidelity.md", *results_page.CLOSED}
-
-
-def test_the_index_has_the_headline_of_every_topic(pages: dict[str, str]) -> None:
     long_tables = {"bundle-tables.md", "speed-targets.md"}  # the pages of their topics link them
     closed = {name: (results_page.FOLDER / name).read_text(encoding="utf-8") for name in results_page.CLOSED}
     for name, text in (pages | closed).items():
@@ -70,17 +61,11 @@ def test_every_table_and_figure_is_used() -> None:
     assert [name for name in facts() if f"{{{{ {name} }}}}" not in used] == []
 
 
-STATED = {
-    "on a part of WikiText-2": "a data set",
-    "WNUT 2017": "a data set",
-    "of small models (width 128)": "a setting",
-    "up to 512 tokens": "a setting",
-    "three shared layers of width 256": "a setting",
-    "six layers of width 384": "a setting",
-    "The 92M language model": "the size of the model",
-    "for an RTX 4050": "a device",
-}
-"""Text with a number that is no measurement → the meaning of the number."""
+STATED = (
+    "on a part of WikiText-2", "WNUT 2017", "of small models (width 128)", "up to 512 tokens", "for an RTX 4050",
+    "three shared layers of width 256", "six layers of width 384", "The 92M language model",
+)  # fmt: skip
+"""Text with a number that is no measurement: of a data set, a setting, a device or the size of a model."""
 NAMES = re.compile(r"span F1|SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")
 
 

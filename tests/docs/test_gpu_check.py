@@ -1,7 +1,5 @@
 """benchmarks/gpu: every row of the checklist runs, at tiny sizes on the CPU, and its figures can be gone on with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -30,8 +28,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
 def read_document(options: Options, row: Row) -> dict[str, object]:
     """The one file of a row."""
     (path,) = (options.out / "dry-run").glob(f"*-{row.topic}.json")
-    document: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    return document
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("row", OPEN, ids=lambda row: row.topic)
@@ -58,9 +55,6 @@ def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options
     same = [names for names in moved.values() if len(names) > 1]
     # Math attention is no key: nobody would ask for it. A dry run's recipes are in fp32 already.
     assert same == [["as the recipe is", "fp32"], ["attention: SDPA", "attention: math"], ["encoder", "encoder, fp32"]]
-
-
-def test_the_rows_are_those_of_the_checklist_in_its_order() -> None:
     assert [row.number for row in ROWS] == list(range(1, 14))
     assert len({row.topic for row in ROWS}) == len(ROWS)
 
@@ -102,11 +96,6 @@ def test_a_committed_file_becomes_a_section(tmp_path: Path) -> None:
     text = json.dumps({**document, "cases": cases, "summary": {"prediction_off": 0.0512, "within": True}})
     (folder / f"2027-01-02-{row.topic}.json").write_text(text, encoding="utf-8")
     displayed = gpu(tmp_path)
-    assert (
-        "NVIDIA Card" in displayed
-        and "5,000,000,000" in displayed
-        and "1,234" in displayed
-        and "Not finished" in displayed
-    )
-    assert r"no \| memory" in displayed
+    for words in ("NVIDIA Card", "5,000,000,000", "1,234", "Not finished", r"no \| memory"):
+        assert words in displayed
     assert "So far:\n\n- predicted tensors over the measured peak, less one: 0.0512" in displayed

@@ -1,7 +1,5 @@
 """README, documents, messages and help are written in plain technical English."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every page of results names the date, machine and code of its figures, and the changes that supersede them."""
 
-from __future__ import annotations
-
 import re
 
 from tests.docs.document import ROOT
@@ -13,12 +11,9 @@ SUMMARIES = {"index.md", "claims.md", "fidelity.md", "speed.md", "speed-targets.
 """Pages without figures, or with figures whose origin is on another page."""
 
 
-def test_every_page_of_results_names_the_origin_of_its_figures() -> None:
+def test_pages_name_the_origin_of_their_figures_and_mark_superseded_ones() -> None:
     assert {name for name, text in PAGES.items() if not ORIGIN.search(text)} == SUMMARIES
     assert len(PAGES) > 30
-
-
-def test_pages_mark_superseded_figures() -> None:
     assert "**Superseded** on 2026-11-24 by commit 00807e5" in PAGES["language-models.md"]
     for study in ("table6", "table9", "table10", "table11"):
         assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in PAGES[f"studies/{study}.md"], study

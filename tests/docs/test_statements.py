@@ -1,9 +1,6 @@
 """What documents and messages state of the code, of machines and of protocols is so."""
 
-from __future__ import annotations
-
 import ast
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +13,7 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.documents import find, load_profile, read_yaml, shipped_names
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.system.capability import CUDA_13_DRIVER
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import run_json
 from tests.docs.document import DOCUMENTS, ROOT, blocks
 
 GIB, MIB = 2**30, 2**20
@@ -50,14 +47,11 @@ def imports_torch(file: Path) -> bool:
     return False
 
 
-def test_every_package_is_in_the_table_of_contributing() -> None:
+def test_contributing_lists_every_package_and_where_torch_is() -> None:
     names = set(re.findall(r"`(\w+)(?:/|\.py)`", CONTRIBUTING[: CONTRIBUTING.index("## Rules")]))
     folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
     files = {path.stem for path in PACKAGE.glob("[a-z]*.py")}
     assert len(folders) > 8 and folders | files <= names
-
-
-def test_torch_is_where_contributing_says_and_nowhere_else() -> None:
     (paragraph,) = (part for part in CONTRIBUTING.split("\n\n") if part.startswith("torch is imported by"))
     places = [place.rstrip("/") for place in re.findall(r"`([\w/.]+)`", paragraph)]
     importers = [file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if imports_torch(file)]
@@ -89,7 +83,7 @@ def texts() -> Iterator[tuple[str, str]]:
                 yield str(file.relative_to(ROOT)), file.read_text(encoding="utf-8", errors="replace")
 
 
-def test_nothing_installs_edgeformer_by_its_name() -> None:
+def test_edgeformer_is_installed_from_a_wheel_of_its_name_only() -> None:
     """A stranger could claim the name on the public index."""
     read = dict(texts())
     assert len(read) > 300
@@ -98,9 +92,6 @@ def test_nothing_installs_edgeformer_by_its_name() -> None:
     assert all(BY_NAME.search(text) for text in (*install_lines, "edgeformer[trt]"))
     wheel = 'pip install "dist/edgeformer-0.1.0-py3-none-any.whl[train]"'
     assert not any(BY_NAME.search(text) for text in (install_hint("rtx"), install_hint("train", reinstall=True), wheel))
-
-
-def test_the_wheel_has_the_name_that_documents_give_it() -> None:
     text = "\n".join([CONTRIBUTING, *(file.read_text(encoding="utf-8") for file in DOCUMENTS)])
     wheels = set(re.findall(r"edgeformer-[\w.]+-py3-none-any\.whl", text))
     assert wheels == {f"edgeformer-{__version__}-py3-none-any.whl"}
@@ -172,7 +163,7 @@ def test_the_plan_of_a_looped_decoder_is_the_plan(tmp_path: Path) -> None:
         r"looped_rtx4050 on rtx4050: ([\d,]+) parameters, bf16.*? peak +([\d.]+) GiB.*?fits: ([\d.]+) GiB of "
         r"([\d.]+) GiB are free",
     )
-    plan = json.loads(edgeformer("plan", "looped_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path).out)
+    plan = run_json("plan", "looped_rtx4050", "--device", "rtx4050", cwd=tmp_path)
     assert plan["status"] == "pass" and plan["parameters"] == int(parameters.replace(",", ""))
     assert 100e6 < plan["parameters"] < 130e6
     expected = plan["peak_bytes"], plan["budget_bytes"] - plan["peak_bytes"], plan["budget_bytes"]
@@ -186,9 +177,7 @@ def test_the_documented_plan_is_the_plan(tmp_path: Path) -> None:
         r"a peak of ([\d.]+) GiB in (\w+)\. The budget is ([\d.]+) GiB: of the ([\d.]+) GiB that the profile calls "
         r"usable, ([\d.]+) GiB \((\d+) MiB\)",
     )
-    outcome = edgeformer("plan", "crt_deep_rtx4050", "--device", "rtx4050", "--json", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    plan = json.loads(outcome.out)
+    plan = run_json("plan", "crt_deep_rtx4050", "--device", "rtx4050", cwd=tmp_path)
     assert (plan["status"], plan["fits"], plan["precision"]) == ("pass", True, precision)
     assert plan["peak_bytes"] / GIB == pytest.approx(float(peak), abs=0.005)
     assert plan["budget_bytes"] / GIB == pytest.approx(float(budget), abs=0.005)

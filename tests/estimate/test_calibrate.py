@@ -1,9 +1,8 @@
 """Calibrating this host with a tiny bundle, and comparing estimates with measurements."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,19 +16,7 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
-from edgeformer.estimate.calibrate import (
-    CHECK_SHAPES,
-    FIT_SHAPES,
-    CalibrationOptions,
-    Disturbance,
-    TimedItem,
-    TimeJob,
-    Timing,
-    calibrate,
-    improve,
-    run_timing,
-    validate,
-)
+from edgeformer.estimate.calibrate import TimedItem, TimeJob, Timing, calibrate, improve, run_timing, validate
 from edgeformer.estimate.estimate import estimate
 from edgeformer.estimate.listing import ItemNodes
 from edgeformer.estimate.probe import HostRates, ProductTime
@@ -45,16 +32,11 @@ from tests.training.runs import Messages
 
 RULES = MeasureRules(warmup_min_s=0.05, warmup_max_s=0.5, min_s=0.1, max_s=1.0, idle_s=0.01, energy_s=0.01)
 CALL_US = 7.0
-RATES = HostRates(
-    products=tuple(
-        ProductTime(rows=rows, width=256, weights=weights, duration_us=5 + rows * 2.0 + weights)
-        for rows in (1, 16, 256)
-        for weights in (1, 8)
-    ),
-    bandwidth=2e10,
-    operator_us=2.0,
-    call_us=CALL_US,
+PRODUCTS = tuple(
+    ProductTime(rows=rows, width=256, weights=weights, duration_us=5 + rows * 2.0 + weights)
+    for rows, weights in product((1, 16, 256), (1, 8))
 )
+RATES = HostRates(products=PRODUCTS, bandwidth=2e10, operator_us=2.0, call_us=CALL_US)
 PRECISIONS = ("fp16", "int8", "fp32")  # not the order that they are timed in
 NODE_US = {"fp32": 10.0, "int8": 5.0, "fp16": 20.0}
 """Microseconds of a product per row of 512."""
@@ -78,7 +60,8 @@ def calibrated(tiny: Path) -> DeviceProfile:
 
 def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: DeviceProfile) -> None:
     base = load_profile("host")
-    assert not set(FIT_SHAPES) & set(CHECK_SHAPES), "no shape is both fitted and validated"
+    fitted, checked = calibrate_module.FIT_SHAPES, calibrate_module.CHECK_SHAPES
+    assert not set(fitted) & set(checked), "no shape is both fitted and validated"
     assert (calibrated.name, calibrated.title, calibrated.budgets) == (base.name, base.title, base.budgets)
     calibration = calibrated.calibration
     assert calibration is not None and (calibration.processor, calibration.threads) == (cpu_name(), 1)
@@ -96,7 +79,6 @@ def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: De
 
 def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: DeviceProfile) -> None:
     device = validate(tiny, calibrated, [(1, 16), (8, 16)], rules=RULES)
-    assert device.calibration is not None
     cases = device.calibration.validated_on
     assert [(case.batch, case.seq, case.artifact) for case in cases] == [(1, 16, "model"), (8, 16, "model")]
     bundle = Bundle.open(tiny)
@@ -120,12 +102,8 @@ def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> Non
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Full graphs in three precisions, and artifacts that must not be timed."""
-    excluded: dict[str, dict[str, Any]] = {
-        "exit1": {"role": "exit", "exit": 1},
-        "trimmed": {"trimmed": True},
-        "engine": {"format": "tensorrt"},
-        "rejected": {"status": "rejected"},
-    }
+    excluded: dict[str, dict[str, Any]] = {"exit1": {"role": "exit", "exit": 1}, "trimmed": {"trimmed": True}}
+    excluded |= {"engine": {"format": "tensorrt"}, "rejected": {"status": "rejected"}}
     names = [*excluded, *PRECISIONS]
     folder = write_bundle(tmp_path_factory.mktemp("calibrating") / "bundle", dict.fromkeys(names, classifier_graph()))
     entries = [artifact_of(folder, f"onnx/{name}.onnx", **changes) for name, changes in excluded.items()]
@@ -183,9 +161,8 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
     calibration = device.calibration
     assert calibration is not None and host.threads == [3] and calibration.threads == 3
     assert set(calibration.efficiencies) == set(calibration.call_overhead_us) == {"fp32", "int8", "fp16"}
-    assert [(case.precision, case.batch, case.seq) for case in calibration.fitted_on] == [
-        (precision, batch, seq) for precision in forward for batch, seq in SORTED
-    ]
+    fitted = [(case.precision, (case.batch, case.seq)) for case in calibration.fitted_on]
+    assert fitted == [*product(forward, SORTED)]
     for case in calibration.fitted_on:
         assert case.measured_ms == pytest.approx((2 * NODE_US[case.precision] * case.batch * case.seq + 11) / 1000)
         assert case.estimated_ms == pytest.approx(case.measured_ms, rel=0.05)
@@ -197,9 +174,8 @@ def test_every_precision_is_timed_at_the_shapes_that_the_model_takes(bundle: Pat
 def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespace, process: str) -> None:
     messages = Messages()
     host.disturbed = {process: "other processes used 1.4 cores"}
-    with pytest.raises(
-        NoisyMachineError, match=r"other processes used 1\.4 cores; nothing was written;.* --allow-noise"
-    ):
+    message = r"other processes used 1\.4 cores; nothing was written;.* --allow-noise"
+    with pytest.raises(NoisyMachineError, match=message):
         calibrate(bundle, load_profile("host"), shapes=SHAPES)
     device = calibrate(bundle, load_profile("host"), shapes=SHAPES, allow_noise=True, progress=messages)
     count = {"int8": 3, "probe": 1}[process]
@@ -210,11 +186,9 @@ def test_disturbed_times_are_no_verified_facts(bundle: Path, host: SimpleNamespa
     assert messages.lines == [f"the calibration is unreliable, because {text}; calibrate again on an idle machine"]
 
 
-def test_a_disturbed_calibration_keeps_the_profile_that_is_there(
-    bundle: Path, host: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_disturbed_calibration_keeps_the_profile_that_is_there(bundle, host, tmp_path):
     host.disturbed = {"fp32": "other processes used 1.4 cores"}
-    options = CalibrationOptions(True, False, (), None, None)
+    options = calibrate_module.CalibrationOptions(True, False, (), None, None)
     (tmp_path / "host.yaml").write_text("an earlier calibration", encoding="utf-8")
     with pytest.raises(NoisyMachineError) as refused:
         improve(bundle, load_profile("host"), options, tmp_path)
@@ -228,9 +202,8 @@ def test_a_disturbed_calibration_keeps_the_profile_that_is_there(
 def test_a_repeated_timing_counts_its_shapes_again(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
     """The second process of a disturbed timing has a bar of its own, so that none exceeds its total."""
     item: Item = ("steady", 1, 8)
-    answers: list[list[Any]] = [
-        [TimedItem(item=item, call_us=1.0), Disturbance(text="other work")], [TimedItem(item=item, call_us=2.0)],
-    ]  # fmt: skip
+    first, disturbed = TimedItem(item=item, call_us=1.0), calibrate_module.Disturbance(text="other work")
+    answers: list[list[Any]] = [[first, disturbed], [TimedItem(item=item, call_us=2.0)]]
 
     def run_job(job: TimeJob, take: Any) -> SimpleNamespace:
         for message in answers.pop(0):
@@ -259,10 +232,7 @@ def test_shapes_that_could_not_be_timed_are_named_and_four_must_remain(bundle: P
     messages = Messages()
     host.refused = {"int8": ((4, 3), (1, 24))}
     device = calibrate(bundle, load_profile("host"), shapes=SHAPES, progress=messages)
-    assert messages.lines == [
-        "int8 at 4×3: not used for the fit: out of memory",
-        "int8 at 1×24: not used for the fit: out of memory",
-    ]
+    assert messages.lines == [f"int8 at {shape}: not used for the fit: out of memory" for shape in ("4×3", "1×24")]
     assert device.calibration is not None and len(device.calibration.fitted_on) == 10
     host.refused = {"fp32": ((4, 3),)}
     with pytest.raises(EdgeformerError, match="fewer than 4 shapes of the FP32 graph"):
@@ -299,9 +269,8 @@ def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespa
     three = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=models).calibration
     assert three is not None and three.error is not None and three.error.models == 3
     # only one model has INT8 and FP16 graphs
-    assert [(case.run, case.precision) for case in three.left_out] == [
-        (name, "fp32") for name in ("tiny", "second", "third") for _ in SORTED
-    ]
+    assert [case.run for case in three.left_out] == [name for name in ("tiny", "second", "third") for _ in SORTED]
+    assert {case.precision for case in three.left_out} == {"fp32"}
     with pytest.raises(InputError, match="--also: tiny is given twice"):
         calibrate(bundle, load_profile("host"), shapes=SHAPES, further=[bundle])
 
@@ -346,10 +315,8 @@ class Machine:
         return rows
 
     def estimate(self, bundle: Bundle, artifact: Any, device: DeviceProfile, items: Any) -> list[Row]:
-        usual = [Latency(status="estimated", p50=2.0 * batch * seq) for _, batch, seq in items]
-        return [
-            self.row(item, self.estimated.get(item[1:], latency)) for item, latency in zip(items, usual, strict=True)
-        ]
+        usual = {item: Latency(status="estimated", p50=2.0 * item[1] * item[2]) for item in items}
+        return [self.row(item, self.estimated.get(item[1:], latency)) for item, latency in usual.items()]
 
 
 @pytest.fixture
@@ -367,9 +334,7 @@ def halves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def validation(bundle: Path, device: DeviceProfile, shapes: Any, progress: Any = SILENT) -> Calibration:
-    calibration = validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
-    assert calibration is not None
-    return calibration
+    return validate(bundle, device, shapes, rules=RULES, progress=progress).calibration
 
 
 def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(halves: Path, machine: Machine) -> None:
@@ -381,9 +346,8 @@ def test_unfitted_shapes_of_the_fp32_graph_are_measured_from_the_smallest_on(hal
     unseen = sorted([(1, 8), (8, 2), (4, 8), (1, POSITIONS)], key=lambda shape: (shape[0] * shape[1], shape))
     assert list(spec.items) == [("steady", *shape) for shape in unseen]
     assert (spec.provider, spec.threads, spec.rules) == ("CPUExecutionProvider", 3, RULES)
-    assert [(case.run, case.artifact, case.batch, case.seq) for case in cases] == [
-        (name, "model", *shape) for shape in unseen
-    ]
+    assert {(case.run, case.artifact) for case in cases} == {(name, "model")}
+    assert [(case.batch, case.seq) for case in cases] == unseen
     assert all(case.estimated_ms == 2 * case.measured_ms for case in cases)
 
 
@@ -394,9 +358,8 @@ def test_bad_input_is_told_from_a_failed_measurement(halves: Path, machine: Mach
             validate(halves, fitted, shapes)
     with pytest.raises(InputError, match="'host' has no calibration; run edgeformer calibrate"):
         validate(halves, load_profile("host"), [(1, 16)])
-    calibration = fitted.calibration
-    assert calibration is not None
-    moved = fitted.model_copy(update={"calibration": calibration.model_copy(update={"processor": "Another 9000"})})
+    elsewhere = fitted.calibration.model_copy(update={"processor": "Another 9000"})
+    moved = fitted.model_copy(update={"calibration": elsewhere})
     with pytest.raises(InputError, match="calibrated on another processor"):
         validate(halves, moved, [(1, 16)])
     assert machine.specs == []
@@ -419,8 +382,9 @@ def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(ha
     messages = Messages()
     calibration = validation(halves, device_of(), [(1, seq) for seq in range(1, 8)], messages)
     assert [(case.seq, case.stable) for case in calibration.validated_on] == [
-        (4, False), (5, True), (6, True), (7, True),
-    ]  # fmt: skip
+        (4, False),
+        *((n, True) for n in (5, 6, 7)),
+    ]
     assert messages.lines == [
         "model at 1×1: not compared: no row",
         "model at 1×2: not compared: it crashed",
@@ -436,19 +400,17 @@ def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(ha
 CARD = "NVIDIA H100 80GB HBM3"
 
 
-def test_a_card_is_checked_in_both_precisions_where_it_is(
-    halves: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    card, options = load_profile("h100"), CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
+def test_a_card_is_checked_in_both_precisions_where_it_is(halves, machine, monkeypatch, tmp_path):
+    card = load_profile("h100")
+    options = calibrate_module.CalibrationOptions(False, True, ((1, 4), (2, 8)), None, RULES)
     target = DevicePresence(True, f"present: {CARD}", Gpu(0, CARD, "GPU-0", None, "9.0"))
     monkeypatch.setattr(calibrate_module, "find_target", lambda device: target)
     with pytest.raises(InputError, match=f"CPUExecutionProvider here, not on {CARD}"):
         improve(halves, card, options, tmp_path)
     monkeypatch.setattr(calibrate_module, "default_provider", lambda: "CUDAExecutionProvider")
     _, path = improve(halves, card, options, tmp_path)
-    assert [(spec.files.artifact.id, spec.provider) for spec in machine.specs] == [
-        ("model", "CUDAExecutionProvider"), ("half", "CUDAExecutionProvider"),
-    ]  # fmt: skip
+    measured = {spec.files.artifact.id: spec.provider for spec in machine.specs}
+    assert measured == dict.fromkeys(("model", "half"), "CUDAExecutionProvider") and len(machine.specs) == 2
     kept = load_profile("h100", tmp_path)
     assert kept.calibration is not None and len(kept.calibration.validated_on) == 4
     assert kept.calibration.efficiencies == {}, "estimates stay those of the facts"

@@ -1,7 +1,5 @@
 """Reports state which record of the estimator's error covers their estimates, and which does not."""
 
-from __future__ import annotations
-
 from edgeformer.artifacts.device import Calibration, DeviceProfile, EstimateError
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.estimate.estimate import estimate_evidence, shipped_record
@@ -21,13 +19,9 @@ def calibrated(processor: str, error: EstimateError | None = None, threads: int 
 
 
 def words(device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)) -> str:
-    report = made_report(
-        made_row(estimated(), "device"),
-        device_title=device.title,
-        estimated_for=device.kind,
-        estimate_evidence=estimate_evidence(device, error, precisions),
-    )
-    return str(estimate_note(report))
+    facts = {"device_title": device.title, "estimated_for": device.kind}
+    evidence = estimate_evidence(device, error, precisions)
+    return str(estimate_note(made_report(made_row(estimated(), "device"), estimate_evidence=evidence, **facts)))
 
 
 def refusals(
@@ -47,48 +41,36 @@ OF_RECORD = (
 
 def test_estimates_of_uncalibrated_devices_have_an_unknown_error() -> None:
     assert RECORD.cases > 200 and RECORD.source == "docs/results/estimates.md"
-    for device, checked, why in (
-        (CARD, "a GPU", "it is of a CPU"),
-        (
-            PI,
-            PI.title,
-            "its estimates come from a calibration on that machine, these from the peak rates of the profile",
-        ),
-    ):
+    uncalibrated = "its estimates come from a calibration on that machine, these from the peak rates of the profile"
+    for device, checked, why in ((CARD, "a GPU", "it is of a CPU"), (PI, PI.title, uncalibrated)):
         assert words(device) == f"estimated, not measured; estimates were never checked on {checked}, {UNKNOWN}"
         assert refusals(device) == [why]
 
 
-def test_a_calibration_that_was_checked_goes_before_the_shipped_record() -> None:
+def test_a_checked_calibration_is_evidence_for_its_own_device() -> None:
     assert words(calibrated("Fast 9000", OWN), OWN) == (
         "estimated, not measured; error of estimated times: median 7.2%, largest 23.1% (30 cases of 5 models on Fast "
         "9000, 2026-11-24; the calibrated profile)"
     )
-
-
-def test_the_check_of_this_hosts_calibration_says_nothing_of_another_device() -> None:
     for device, why in ((PI, "it is of another processor"), (CARD, "it is of a CPU")):
         assert words(device, OWN).endswith(UNKNOWN) and refusals(device, OWN)[0] == why
+    on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
+    base = calibrated("RTX 4050", on_card).calibration
+    result = estimate_evidence(CARD.model_copy(update={"calibration": base}), on_card, {"fp32"})
+    assert [(evidence.kind, evidence.applies) for evidence in result] == [("cuda", True), ("cpu", False)]
 
 
 def test_the_record_applies_to_its_processor_cores_and_precisions_only() -> None:
     of_record_device = calibrated(RECORD.processor)
     assert words(of_record_device) == words(of_record_device, precisions=RECORD.precisions) == OF_RECORD
+    many, cores = (
+        calibrated(RECORD.processor, threads=64),
+        f"it is of {RECORD.cores} cores, the calibration of 64 threads",
+    )
     for device, precisions, why in (
         (calibrated("Slow 100"), ("fp32",), "it is of another processor than Slow 100"),
-        (
-            calibrated(RECORD.processor, threads=64),
-            ("fp32",),
-            f"it is of {RECORD.cores} cores, the calibration of 64 threads",
-        ),
+        (many, ("fp32",), cores),
         (of_record_device, ("fp32", "fp16"), "it has fp32 and int8, but these estimates are of fp16 too"),
     ):
         assert words(device, precisions=precisions).endswith(UNKNOWN)
         assert refusals(device, precisions=precisions) == [why]
-
-
-def test_a_card_that_was_checked_has_its_own_record() -> None:
-    on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
-    base = calibrated("RTX 4050", on_card).calibration
-    result = estimate_evidence(CARD.model_copy(update={"calibration": base}), on_card, {"fp32"})
-    assert [(evidence.kind, evidence.applies) for evidence in result] == [("cuda", True), ("cpu", False)]

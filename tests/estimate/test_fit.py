@@ -1,29 +1,24 @@
 """Fitting finds the efficiencies that made the durations, and cross-validation shows errors on other models."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Fact, Peaks
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, Peaks
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.estimate.fit import TimedCall, estimated_us, fit, nnls, with_cross_validation
 from edgeformer.estimate.operators import NodeWork
 from edgeformer.estimate.roofline import beyond_cache, far_bytes, node_us, rates_of
+from tests.estimate.test_estimate import fact
 
 MIB = 2**20
 TRUE = Efficiency(overhead_us=4.0, of_peak=0.8, of_bandwidth=3.0, of_memory=1.5)
 BARE = Calibration(created="now", processor="here", threads=1, provider="CPU", efficiencies={})
 CALL_US = 7.0
 SIZES = tuple((rows, width) for rows in (1, 8, 64, 512) for width in (128, 512, 1024))
-
-
-def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified="no")
 
 
 DEVICE = DeviceProfile(
@@ -44,8 +39,7 @@ def timed(
     works: tuple[NodeWork, ...], *, true: Efficiency = TRUE, weights: float = 0.0, profiler_us: float = 0.0, **of: Any
 ) -> TimedCall:
     """A call whose nodes take as long as ``true`` says, and ``profiler_us`` more under the profiler."""
-    call = TimedCall("r", artifact(), ("steady", 1, 8), 1, works, (), 0.0, weights)
-    call = replace(call, **of)
+    call = replace(TimedCall("r", artifact(), ("steady", 1, 8), 1, works, (), 0.0, weights), **of)
     rates = rates_of(DEVICE, call.artifact.precision)
     beyond = beyond_cache(weights, rates.cache_bytes)
     each = [node_us(work, far_bytes(work, beyond, rates.cache_bytes), true, rates) for work in works]
@@ -58,9 +52,7 @@ def calls_of(**of: Any) -> list[TimedCall]:
 
 
 def fitted(calls: list[TimedCall]) -> Calibration:
-    calibration = fit(DEVICE, calls, CALL_US, BARE).calibration
-    assert calibration is not None
-    return calibration
+    return fit(DEVICE, calls, CALL_US, BARE).calibration
 
 
 def test_nnls_equals_scipys() -> None:
@@ -71,16 +63,13 @@ def test_nnls_equals_scipys() -> None:
         assert nnls(matrix, target) == pytest.approx(optimize.nnls(matrix, target)[0], abs=1e-9)
 
 
-def test_rates_of_an_operator_and_its_class_are_recovered() -> None:
+def test_rates_of_an_operator_and_its_class_are_recovered_without_the_profilers_share() -> None:
     calibration = fitted(calls_of())
     for efficiency in (calibration.operators["fp32"]["MatMul"], calibration.efficiencies["fp32"]["gemm"]):
         assert efficiency.model_dump() == pytest.approx(TRUE.model_dump(), rel=1e-6)
     assert calibration.call_overhead_us == {"fp32": pytest.approx(CALL_US)}
     for case in calibration.fitted_on:
         assert case.estimated_ms == pytest.approx(case.measured_ms, rel=1e-6)
-
-
-def test_what_the_profiler_adds_to_every_node_is_removed() -> None:
     calibration = fitted(calls_of(profiler_us=1.5))
     assert calibration.operators["fp32"]["MatMul"].overhead_us == pytest.approx(TRUE.overhead_us, abs=1.0)
     errors = [case.estimated_ms / case.measured_ms for case in calibration.fitted_on if case.estimated_ms]
@@ -92,18 +81,17 @@ def test_an_operator_that_was_only_small_costs_what_its_class_costs_when_it_is_l
     adds = [timed((NodeWork("elementwise", "Add", 0.0, 0.0, 2.0**power),), true=true) for power in range(10, 24)]
     # 256 bytes take three times as long as 8: a timer's tick, not a rate.
     ticks = ((8.0, 1.0), (16.0, 1.0), (128.0, 2.0), (256.0, 3.0))
+    cast = NodeWork("elementwise", "Cast", 0.0, 0.0, 2.0**23)
     casts = [
-        replace(
-            adds[0], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, moved),), durations_us=(us,), call_us=7.0 + us
-        )
+        replace(adds[0], works=(replace(cast, moved_bytes=moved),), durations_us=(us,), call_us=7.0 + us)
         for moved, us in ticks
     ]
-    large = replace(adds[-1], works=(NodeWork("elementwise", "Cast", 0.0, 0.0, 2.0**23),))
+    large = replace(adds[-1], works=(cast,))
     device = fit(DEVICE, [*adds, *casts], CALL_US, BARE)
     assert 1 <= estimated_us(device, large) / adds[-1].call_us < 4, "160 times as long by the casts alone"
 
 
-def test_nodes_that_cannot_be_those_of_their_call_are_left_out() -> None:
+def test_times_that_cannot_be_right_or_are_too_few_are_refused() -> None:
     """They were timed while something else used the processor: a tenth of their call."""
     disturbed = timed((product(8, 512),))
     disturbed = replace(disturbed, durations_us=tuple(us / 10 for us in disturbed.durations_us))
@@ -111,9 +99,6 @@ def test_nodes_that_cannot_be_those_of_their_call_are_left_out() -> None:
     assert fitted([*calls_of(), disturbed]).operators["fp32"]["MatMul"].model_dump() == pytest.approx(expected)
     with pytest.raises(EdgeformerError, match="contradict the times of whole calls"):
         fit(DEVICE, [disturbed] * 4, CALL_US, BARE)
-
-
-def test_four_shapes_of_the_fp32_graph_are_needed() -> None:
     with pytest.raises(EdgeformerError, match="fewer than 4 shapes"):
         fit(DEVICE, [*calls_of()[:3], *calls_of(artifact=artifact("int8"))], CALL_US, BARE)
 

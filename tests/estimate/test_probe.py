@@ -1,7 +1,5 @@
 """The graphs that are written byte by byte are what the onnx package takes for them, and compute what they should."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +20,7 @@ from edgeformer.system.host import cpu_name
 from edgeformer.system.worker import End
 
 
-def test_onnx_accepts_them() -> None:
-    for content in (matmul_chain(16, 3), add_chain(300, 2)):
-        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
-
-
-def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> None:
+def test_chains_are_valid_and_compute_what_they_should(tmp_path: Path) -> None:
     content = matmul_chain(16, 3)
     (tmp_path / "chain.onnx").write_bytes(content)
     weights = [numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(content).graph.initializer]
@@ -36,9 +29,6 @@ def test_a_chain_of_products_is_the_product_of_its_weights(tmp_path: Path) -> No
     session = OnnxSession(tmp_path / "chain.onnx")
     assert session.run({"x": x})["y"] == pytest.approx(np.linalg.multi_dot([x, *weights]), abs=1e-4)
     session.close()
-
-
-def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "chain.onnx").write_bytes(add_chain(4, 5))
     x = np.arange(4, dtype=np.float32)
     (nodes,) = ProfiledGraph(tmp_path / "chain.onnx").list_nodes({"x": x})
@@ -46,14 +36,14 @@ def test_a_chain_of_sums_runs_every_one_of_them(tmp_path: Path) -> None:
     session = OnnxSession(tmp_path / "chain.onnx")
     assert session.run({"x": x})["y"] == pytest.approx(6 * x)
     session.close()
+    for content in (matmul_chain(16, 3), add_chain(300, 2)):
+        onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
 
 
 def products_at(*rates: float) -> list[ProductTime]:
     """Single rows times 4, 16, 32, 96 and 192 MiB of weights, at so many bytes per microsecond."""
-    return [
-        ProductTime(rows=1, width=1024, weights=count, duration_us=4 * 1024**2 / rate)
-        for count, rate in zip((1, 4, 8, 24, 48), rates, strict=True)
-    ]
+    times = zip((1, 4, 8, 24, 48), (4 * 1024**2 / rate for rate in rates), strict=True)
+    return [ProductTime(rows=1, width=1024, weights=count, duration_us=us) for count, us in times]
 
 
 @pytest.mark.parametrize(
@@ -66,9 +56,7 @@ def products_at(*rates: float) -> list[ProductTime]:
         ((9, 9, 8, 3, 3), None, 64),
     ],
 )
-def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(
-    rates: tuple[float, ...], stated_mib: int | None, mib: int
-) -> None:
+def test_the_cache_is_what_the_system_states_or_less_where_products_get_slow(rates, stated_mib, mib):
     size, source = cache_bytes(products_at(*rates), stated_mib and stated_mib << 20)
     assert size == mib << 20
     assert source == ("as Linux says" if mib == stated_mib else source) and source
@@ -93,14 +81,9 @@ def test_host_facts_are_the_fastest_products_with_their_source() -> None:
 
 
 @pytest.mark.parametrize(("busy_s", "text"), [(1.0, None), (1.15, None), (1.9, "other processes used 0.9 cores")])
-def test_other_work_beside_a_measurement_is_seen(
-    monkeypatch: pytest.MonkeyPatch, busy_s: float, text: str | None
-) -> None:
+def test_other_work_beside_a_measurement_is_seen(monkeypatch, busy_s, text):
     """One second, in which this process used one core."""
-    start, end = (
-        CpuReading(at_s=second, busy_s=second * busy_s, own_s=second, stolen_s=0.0, throttled=None)
-        for second in (0.0, 1.0)
-    )
+    start, end = (CpuReading(second, second * busy_s, second, 0.0, None) for second in (0.0, 1.0))
     monkeypatch.setattr(probe, "read_cpu", lambda: end)
     result = disturbance(start)
     assert result is None if text is None else result is not None and text in result

@@ -1,7 +1,5 @@
 """The record of published times: its size, what it says of a setting, and the times beside an estimate."""
 
-from __future__ import annotations
-
 import math
 from importlib import resources
 
@@ -48,18 +46,25 @@ RECORD = PublishedRecord(
         ("decode", (1, 0, 0, 0, 0, 9, 9), "decode"),
     ],
 )
-def test_calls_of_convolutional_networks_have_errors_of_their_own(
-    phase: str, work: tuple[float, ...], expected: str
-) -> None:
+def test_calls_of_convolutional_networks_have_errors_of_their_own(phase, work, expected):
     assert phase_of(phase, work) == expected
 
 
-def test_a_factor_is_the_product_of_the_effects_of_a_setting() -> None:
+def test_factors_and_nearest_times_of_a_setting() -> None:
     factors = dict(zip(WORK, RECORD.factors(SETTING), strict=True))
     assert factors["products"] == pytest.approx(2 * 3 * 7) and factors["memory"] == pytest.approx(5 * 7)
     assert factors["kernels"] == pytest.approx(7)
     assert RECORD.factors(SETTING._replace(phase="decode"))[0] == pytest.approx(7 * 11)
     assert RECORD.factors(Setting("cuda", "x", "tensorrt", "fp16", "call")) == [1.0] * len(WORK)
+    assert RECORD.knows(SETTING) and not RECORD.knows(SETTING._replace(runtime="coreml"))
+    with pytest.raises(KeyError):
+        RECORD.errors_of(Setting("cuda", "t4", "tensorrt", "fp16", "call"))
+    nearest = RECORD.nearest(SETTING, 1e9)
+    assert [(time.model, time.runtime, time.precision) for time in nearest] == [
+        ("small", "onnxruntime", "fp32"), ("small", "litert", "fp32"), ("small", "onnxruntime", "int8"),
+    ]  # fmt: skip
+    assert RECORD.nearest(SETTING, 8e9)[0].ms == 90.0
+    assert RECORD.nearest(SETTING._replace(device="new"), 1e9) == ()
 
 
 @pytest.mark.parametrize(
@@ -74,26 +79,9 @@ def test_a_factor_is_the_product_of_the_effects_of_a_setting() -> None:
         ({"device": "new", "runtime": "litert"}, 4.0, 99, "on other CPUs"),
     ],
 )
-def test_errors_are_those_of_the_narrowest_group(
-    changes: dict[str, str], factor: float, rows: int, subject: str
-) -> None:
+def test_errors_are_those_of_the_narrowest_group(changes, factor, rows, subject):
     found, errors, measured = RECORD.errors_of(SETTING._replace(**changes))
     assert (found, errors.rows, measured) == (factor, rows, subject)
-
-
-def test_what_nobody_measured_is_not_known() -> None:
-    assert RECORD.knows(SETTING) and not RECORD.knows(SETTING._replace(runtime="coreml"))
-    with pytest.raises(KeyError):
-        RECORD.errors_of(Setting("cuda", "t4", "tensorrt", "fp16", "call"))
-
-
-def test_the_nearest_times_are_of_the_device_its_runtime_and_as_much_work() -> None:
-    nearest = RECORD.nearest(SETTING, 1e9)
-    assert [(time.model, time.runtime, time.precision) for time in nearest] == [
-        ("small", "onnxruntime", "fp32"), ("small", "litert", "fp32"), ("small", "onnxruntime", "int8"),
-    ]  # fmt: skip
-    assert RECORD.nearest(SETTING, 8e9)[0].ms == 90.0
-    assert RECORD.nearest(SETTING._replace(device="new"), 1e9) == ()
 
 
 def test_the_shipped_record_is_small_and_knows_the_shipped_devices() -> None:

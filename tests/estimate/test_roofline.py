@@ -1,33 +1,20 @@
 """Time and memory of nodes against sums made by hand: the models that stand behind every estimate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError, Fact, Peaks
+from edgeformer.artifacts.device import Calibration, DeviceProfile, Efficiency, EstimateError
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild
 from edgeformer.artifacts.report import Memory
 from edgeformer.estimate import roofline
 from edgeformer.estimate.operators import NodeWork
-from edgeformer.estimate.roofline import (
-    WORK,
-    Rates,
-    beyond_cache,
-    calibrated_nodes_us,
-    estimate_memory,
-    known_error,
-    node_us,
-    rates_of,
-    refused_calibration,
-    work_ms,
-)
+from tests.estimate.test_estimate import device, fact
 
 MIB = 2**20
-CPU = Rates(peak=100e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
+CPU = roofline.Rates(peak=100e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
 GPU = replace(CPU, gpu=True)
 HELD, HALF_HELD, TOO_LARGE = 0.25 * MIB, 0.25 * MIB * 5**0.5, 1.25 * MIB
 """Weights of which the cache holds all, half and nothing."""
@@ -40,22 +27,24 @@ SHAPES = NodeWork("layout", "Shape", 0.0, 0.0, 64.0, host_only=True)
 
 def test_the_share_beyond_the_cache_grows_with_the_weights() -> None:
     sizes = [1, 8, 12, 16, 32, 40, 100]
-    shares = [beyond_cache(size * MIB, 32 * MIB) for size in sizes]
+    shares = [roofline.beyond_cache(size * MIB, 32 * MIB) for size in sizes]
     assert shares == sorted(shares)
     assert shares[:2] == [0.0, 0.0] and shares[-2:] == [1.0, 1.0]
     assert 0.3 < shares[3] < 0.6
-    assert beyond_cache(1, 0) == 1.0
+    assert roofline.beyond_cache(1, 0) == 1.0
 
 
 def test_a_calibrated_node_takes_its_overhead_and_what_each_rate_takes() -> None:
     work = NodeWork("gemm", "MatMul", operations=1e6, weight_bytes=1e4, moved_bytes=2e4)
     full = Efficiency(overhead_us=4.0, of_peak=0.5, of_bandwidth=2.0, of_memory=0.25)
-    assert node_us(work, 1e4, full, CPU) == pytest.approx(4.0 + 20.0 + 0.5 + 2.0, rel=1e-12)
+    assert roofline.node_us(work, 1e4, full, CPU) == pytest.approx(4.0 + 20.0 + 0.5 + 2.0, rel=1e-12)
     # without a share of its own, memory is as fast as what a cache can hold
-    assert node_us(work, 1e4, full.model_copy(update={"of_memory": None}), CPU) == pytest.approx(24.0 + 0.5 + 0.25)
-    assert node_us(work, 1e4, full.model_copy(update={"of_peak": None}), CPU) == pytest.approx(4.0 + 0.5 + 2.0)
-    assert node_us(work, 1e4, full.model_copy(update={"of_bandwidth": None}), CPU) == pytest.approx(24.0 + 2.0)
-    assert node_us(work, 1e4, Efficiency(overhead_us=4.0), CPU) == 4.0
+    assert roofline.node_us(work, 1e4, full.model_copy(update={"of_memory": None}), CPU) == pytest.approx(
+        24.0 + 0.5 + 0.25
+    )
+    assert roofline.node_us(work, 1e4, full.model_copy(update={"of_peak": None}), CPU) == pytest.approx(4.0 + 0.5 + 2.0)
+    assert roofline.node_us(work, 1e4, full.model_copy(update={"of_bandwidth": None}), CPU) == pytest.approx(24.0 + 2.0)
+    assert roofline.node_us(work, 1e4, Efficiency(overhead_us=4.0), CPU) == 4.0
 
 
 def calibration(**changes: Any) -> Calibration:
@@ -77,9 +66,9 @@ def test_an_operators_own_efficiency_goes_before_its_classs_and_that_before_fp32
         (SHAPES, "fp16", half, 2.0),
         (SHAPES, "int8", half, 1.0),
     ):
-        assert calibrated_nodes_us([work], CPU, result, precision, 0.0) == [pytest.approx(expected, abs=1e-3)]
+        assert roofline.calibrated_nodes_us([work], CPU, result, precision, 0.0) == [pytest.approx(expected, abs=1e-3)]
     with pytest.raises(EdgeformerError, match="no rate for the elementwise operators"):
-        calibrated_nodes_us([MOVED], CPU, half, "fp32", 0.0)
+        roofline.calibrated_nodes_us([MOVED], CPU, half, "fp32", 0.0)
 
 
 @pytest.mark.parametrize(("beyond", "us"), [(HELD, 2.5), (HALF_HELD, 6.25), (TOO_LARGE, 10.0)])
@@ -87,7 +76,7 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
     """0.1 MB of weights at 20 GB/s: twice as fast from the cache, half as fast from memory."""
     fitted = calibration(operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}})
     works = [NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)]
-    assert calibrated_nodes_us(works, CPU, fitted, "fp32", beyond) == pytest.approx([us])
+    assert roofline.calibrated_nodes_us(works, CPU, fitted, "fp32", beyond) == pytest.approx([us])
 
 
 CONVOLUTION = replace(PRODUCT, operator="Conv", trust="convolution")
@@ -109,28 +98,25 @@ ATTENTION = NodeWork("attention", "product of activations", 9e6, 0.0, 4e3)
         (MOVED, HELD, {"memory": 0.36}),  # more than the cache holds
     ],
 )
-def test_work_takes_its_time_at_the_rates_of_the_device(
-    work: NodeWork, weights: float, expected: dict[str, float]
-) -> None:
-    every = dict.fromkeys(WORK, 0.0) | {"kernels": 0.003} | expected
-    found = work_ms([work], CPU, weights, fused=False)
-    assert dict(zip(WORK, found, strict=True)) == pytest.approx(every, rel=1e-9)
-    assert work_ms([work, work, SHAPES], CPU, weights, fused=False) == pytest.approx([2 * ms for ms in found])
+def test_work_takes_its_time_at_the_rates_of_the_device(work, weights, expected):
+    every = dict.fromkeys(roofline.WORK, 0.0) | {"kernels": 0.003} | expected
+    found = roofline.work_ms([work], CPU, weights, fused=False)
+    assert dict(zip(roofline.WORK, found, strict=True)) == pytest.approx(every, rel=1e-9)
+    assert roofline.work_ms([work, work, SHAPES], CPU, weights, fused=False) == pytest.approx([2 * ms for ms in found])
 
 
 def test_a_compiled_graph_launches_and_moves_less() -> None:
     moved = replace(MOVED, moved_bytes=2e5)
     works = [PRODUCT, moved, replace(moved, moved_bytes=3e5), PRODUCT]
-    single, fused = (dict(zip(WORK, work_ms(works, CPU, HELD, fused=fused), strict=True)) for fused in (False, True))
+    single, fused = (
+        dict(zip(roofline.WORK, roofline.work_ms(works, CPU, HELD, fused=fused), strict=True))
+        for fused in (False, True)
+    )
     assert (single["kernels"], fused["kernels"]) == pytest.approx((4 * 0.003, 3 * 0.003))
     # 24 KB of products and 500 KB of the chain, of which the larger member's 300 KB remain; 20 GB/s
     assert single["cache"] + single["memory"] == pytest.approx(524e3 / 20e6)
     assert fused["cache"] + fused["memory"] == pytest.approx(324e3 / 20e6)
     assert single["products"] == fused["products"]
-
-
-def fact(value: Any) -> Any:
-    return Fact(value=value, source="a test", verified="no")
 
 
 def graph(**changes: Any) -> ArtifactManifest:
@@ -150,7 +136,7 @@ def profile(kind: str, context: int | None) -> DeviceProfile:
 
 
 def memory(artifact: ArtifactManifest, device: DeviceProfile) -> Memory:
-    return estimate_memory(artifact, device, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
+    return roofline.estimate_memory(artifact, device, weights=10 * MIB, step_bytes=3 * MIB, feed_bytes=MIB)
 
 
 GPU_DEVICE = profile("cuda", 100 * MIB)
@@ -178,17 +164,6 @@ def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, h
     assert result.status == "estimated" and ("CUDA context" in str(result.method)) == (device.kind == "cuda")
 
 
-PEAKS = Peaks(fp32=fact(1e11), fp16=fact(4e11), fp16_fp32_accumulate=fact(2e11), int8=fact(8e11))
-
-
-def device(kind: str, **changes: Any) -> DeviceProfile:
-    base = DeviceProfile(
-        name="made-up", title="Made up", kind="cuda" if kind == "cuda" else "cpu", peaks=PEAKS,
-        bandwidth_bytes_per_s=fact(2e10), cache_bytes=fact(2**20), launch_overhead_us=fact(5.0), cores=fact(4),
-    )  # fmt: skip
-    return base.model_copy(update=changes)
-
-
 @pytest.mark.parametrize(
     ("kind", "precision", "peak"),
     [
@@ -201,21 +176,21 @@ def device(kind: str, **changes: Any) -> DeviceProfile:
     ],
 )
 def test_rates_of_a_precision(kind: str, precision: str, peak: float) -> None:
-    assert rates_of(device(kind), precision) == Rates(
-        peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**20, overhead_us=5.0, cores=4, gpu=kind == "cuda"
+    assert roofline.rates_of(device(kind), precision) == roofline.Rates(
+        peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**18, overhead_us=5.0, cores=4, gpu=kind == "cuda"
     )
 
 
 @pytest.mark.parametrize("missing", ["bandwidth_bytes_per_s", "launch_overhead_us"])
 def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None:
     with pytest.raises(EdgeformerError) as host_error:
-        rates_of(device("cpu", **{missing: None}), "fp32")
+        roofline.rates_of(device("cpu", **{missing: None}), "fp32")
     assert str(host_error.value) == (
         f"the profile 'made-up' has no value for {missing}, which estimates need; run edgeformer calibrate"
     )
     for elsewhere in (device("cpu", match="Other", **{missing: None}), device("cuda", **{missing: None})):
         with pytest.raises(EdgeformerError) as absent:
-            rates_of(elsewhere, "fp32")
+            roofline.rates_of(elsewhere, "fp32")
         assert str(absent.value) == f"the profile 'made-up' has no value for {missing}, which estimates need"
 
 
@@ -229,12 +204,12 @@ def calibrated(processor: str, error: EstimateError | None = ERROR, **changes: A
 
 def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roofline, "cpu_name", lambda: "Fast 9000")
-    assert refused_calibration(device("cpu")) is None
-    assert refused_calibration(calibrated("The FAST 9000 with graphics")) is None
-    assert refused_calibration(calibrated("Slow 100", match="slow")) is None
-    refused = refused_calibration(calibrated("Slow 100"))
+    assert roofline.refused_calibration(device("cpu")) is None
+    assert roofline.refused_calibration(calibrated("The FAST 9000 with graphics")) is None
+    assert roofline.refused_calibration(calibrated("Slow 100", match="slow")) is None
+    refused = roofline.refused_calibration(calibrated("Slow 100"))
     assert refused is not None and "(Slow 100, not Fast 9000)" in refused
-    assert "not Other" in str(refused_calibration(calibrated("Fast 9000", match="Other")))
+    assert "not Other" in str(roofline.refused_calibration(calibrated("Fast 9000", match="Other")))
 
 
 @pytest.mark.parametrize(
@@ -250,9 +225,7 @@ def test_a_calibration_is_of_the_processor_that_the_profile_stands_for(monkeypat
         ({"versions": {"onnxruntime": "1.22.1"}}, "ONNX Runtime 1.22 (this host: 1.23)"),
     ],
 )
-def test_a_processor_of_the_same_name_may_be_another_one(
-    noted: dict[str, Any], says: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_processor_of_the_same_name_may_be_another_one(noted, says, monkeypatch):
     monkeypatch.setattr(roofline, "cpu_name", lambda: "Xeon Processor")
     monkeypatch.setattr(roofline, "kernel_flags", lambda: ("avx512f", "avx2"))
     monkeypatch.setattr(roofline, "stated_cache_bytes", lambda: 2**25)
@@ -260,9 +233,8 @@ def test_a_processor_of_the_same_name_may_be_another_one(
 
     def refused(**changes: Any) -> str | None:
         target = calibrated("Xeon Processor", **changes)
-        assert target.calibration is not None
         base = target.calibration.model_copy(update=noted)
-        return refused_calibration(target.model_copy(update={"calibration": base}))
+        return roofline.refused_calibration(target.model_copy(update={"calibration": base}))
 
     if says is None:
         assert refused() is None
@@ -275,8 +247,8 @@ def test_a_known_error_is_the_devices_own_or_this_hosts_and_nobody_elses(monkeyp
     monkeypatch.setattr(roofline, "cpu_name", lambda: "Fast 9000")
     other, host = calibrated("Slow 100", match="Slow"), calibrated("Fast 9000", ERROR.model_copy(update={"cases": 2}))
     elsewhere = calibrated("Third")
-    assert known_error(other, host) == ERROR
-    assert known_error(device("cuda"), host) == ERROR.model_copy(update={"cases": 2})
-    assert known_error(elsewhere, host) == ERROR.model_copy(update={"cases": 2})
-    assert known_error(device("cuda"), elsewhere) is None
-    assert known_error(device("cuda")) is None
+    assert roofline.known_error(other, host) == ERROR
+    assert roofline.known_error(device("cuda"), host) == ERROR.model_copy(update={"cases": 2})
+    assert roofline.known_error(elsewhere, host) == ERROR.model_copy(update={"cases": 2})
+    assert roofline.known_error(device("cuda"), elsewhere) is None
+    assert roofline.known_error(device("cuda")) is None

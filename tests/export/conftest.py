@@ -1,7 +1,5 @@
 """Graphs of the committed classifier, traced once for all exports of a worker: tracing takes most of their time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

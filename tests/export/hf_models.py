@@ -1,27 +1,20 @@
 """Small random models of transformers' own making, in folders as save_pretrained leaves them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgeformer.artifacts.progress import Progress
 from edgeformer.data.synthetic import SENTENCES
+from tests.measurement.measuring_child import Recorder
 
+RecordedProgress = Recorder
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
 
-_SIZES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # so that logits differ from row to row
-}
+_SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
+_SIZES |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
+_SIZES["initializer_range"] = 0.2  # so that logits differ from row to row
 OWN: dict[str, dict[str, Any]] = {
     "bert": {},
     "distilbert": {"dim": WIDTH, "hidden_dim": 48, "n_layers": LAYERS, "n_heads": 4},
@@ -62,8 +55,7 @@ def save_tokenizer(folder: Path, kind: str) -> None:
 
 _BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _SPECIAL_TOKENS = {
-    "roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
-    "xlm-roberta": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    **{kind: ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] for kind in ("roberta", "xlm-roberta")},
     "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
     "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
 }
@@ -179,13 +171,3 @@ def sentence_transformers(folder: Path, pooling: str, *, normalize: bool) -> Non
     settings = {"word_embedding_dimension": 32, **{f"pooling_mode_{mode}": True}}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(settings), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 48}', encoding="utf-8")
-
-
-class RecordedProgress(Progress):
-    """Records messages."""
-
-    def __init__(self) -> None:
-        self.messages: list[str] = []
-
-    def message(self, text: str) -> None:
-        self.messages.append(text)

@@ -1,7 +1,5 @@
 """Small random decoders of transformers' own making, with tokenizers like those of Llama, Qwen2 and SmolLM2."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,7 @@ CLASSES = {"llama3": "Llama", "llama2": "Llama", "smollm2": "Llama", "qwen2": "Q
 SPECIAL = {
     "llama3": ["<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>"],
     "llama2": ["<unk>", "<s>", "</s>"],
-    "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    "qwen2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
-    "qwen3": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+    **{kind: ["<|endoftext|>", "<|im_start|>", "<|im_end|>"] for kind in ("smollm2", "qwen2", "qwen3")},
 }
 STATED: dict[str, dict[str, Any]] = {
     "llama3": {"tokenizer_class": "TokenizersBackend", "bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},

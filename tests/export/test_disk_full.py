@@ -1,7 +1,5 @@
 """A disk that fills up during export: a clear error, and an unchanged bundle."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

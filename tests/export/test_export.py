@@ -1,7 +1,5 @@
 """Export of a run: graphs that compute what torch computes, each weight once; rejected artifacts are named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Sharing
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
 from edgeformer.export import run_source
 from edgeformer.export.audit import audit_sharing
@@ -31,29 +29,17 @@ def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest
     return {artifact.id: artifact for artifact in artifacts}
 
 
-def parity(artifact: ArtifactManifest) -> Parity:
-    assert artifact.parity is not None and artifact.parity.max_abs_error is not None
-    return artifact.parity
-
-
-def sharing(artifact: ArtifactManifest) -> Sharing:
-    assert artifact.sharing is not None
-    return artifact.sharing
-
-
-def test_both_precisions_are_close_and_store_every_weight_once(
-    fresh_run: Path, artifacts: dict[str, ArtifactManifest]
-) -> None:
+def test_both_precisions_are_close_and_store_every_weight_once(fresh_run, artifacts):
     parameters = read_run(fresh_run).parameters
     assert set(artifacts) == {"onnx-fp32", "onnx-fp16"} and Bundle.open(fresh_run / "bundle").manifest.loops == 2
     for artifact in artifacts.values():
         assert artifact.status == "built", artifact.reason
-        assert (parity(artifact).n, parity(artifact).top1_agreement) == (64, 1.0)
-        assert sharing(artifact).stored_parameters == sharing(artifact).unique_parameters == parameters
+        assert (artifact.parity.n, artifact.parity.top1_agreement) == (64, 1.0)
+        assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters == parameters
     fp32, fp16 = artifacts["onnx-fp32"], artifacts["onnx-fp16"]
-    assert (parity(fp32).max_abs_error or 0) < 1e-4 and 0 < (parity(fp16).relative_error or 0) < 1e-2
+    assert fp32.parity.max_abs_error < 1e-4 and 0 < fp16.parity.relative_error < 1e-2
     rotary = 2 * 512 * 8 * 4  # cos and sin stay in float32
-    halved = (sharing(fp16).weight_bytes - rotary) / (sharing(fp32).weight_bytes - rotary)
+    halved = (fp16.sharing.weight_bytes - rotary) / (fp32.sharing.weight_bytes - rotary)
     assert halved == pytest.approx(0.5, abs=0.02)
 
 

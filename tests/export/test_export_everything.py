@@ -1,8 +1,5 @@
 """export with all of its options, through the command line."""
 
-from __future__ import annotations
-
-import json
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import run_json
 
 pytestmark = pytest.mark.slow  # other tests make each of these artifacts; this one makes all of them together
 FORMS = ("", "-exit1", "-step")
@@ -20,10 +17,9 @@ FORMS = ("", "-exit1", "-step")
 def exported(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("everything")
     shutil.copytree(finished_run, folder / "artifacts" / "small")
-    options = ("--fp16", "--int8", "--int4", "--vocab-trim", "--exit", "all", "--trt", "--target", "rtx4050", "--json")
-    outcome = edgeformer("export", "small", *options, cwd=folder)
-    assert outcome.code == (0 if find_spec("tensorrt_rtx") else 3), outcome.err
-    return folder, {artifact["id"]: artifact for artifact in json.loads(outcome.out)["artifacts"]}
+    options = ("--fp16", "--int8", "--int4", "--vocab-trim", "--exit", "all", "--trt", "--target", "rtx4050")
+    document = run_json("export", "small", *options, cwd=folder, code=0 if find_spec("tensorrt_rtx") else 3)
+    return folder, {artifact["id"]: artifact for artifact in document["artifacts"]}
 
 
 def test_every_requested_artifact_is_built(exported: tuple[Path, dict[str, Any]]) -> None:
@@ -49,20 +45,13 @@ def test_every_requested_artifact_is_built(exported: tuple[Path, dict[str, Any]]
         assert all(0 < row["rms_error"] < drift["tolerance"] for row in drift["loops"])
 
 
-def predictions(folder: Path, *options: str) -> list[dict[str, Any]]:
-    texts = ("the staff was friendly", "the food was not good", "great place and i will come back")
-    outcome = edgeformer("predict", "small", *texts, "--json", *options, cwd=folder)
-    assert outcome.code == 0, outcome.err
-    result: list[dict[str, Any]] = json.loads(outcome.out)["predictions"]
-    return result
-
-
 def test_the_bundle_verifies_and_predicts_with_its_own_tokenizers(exported: tuple[Path, dict[str, Any]]) -> None:
     folder, _ = exported
-    outcome = edgeformer("verify", "small", "--json", cwd=folder)
-    assert outcome.code == 0, outcome.err
+    run_json("verify", "small", cwd=folder)
+    texts = ("the staff was friendly", "the food was not good", "great place and i will come back")
     artifacts = ("onnx-fp32", "onnx-int8-trim", "onnx-fp16-step", "onnx-fp16-trim")
-    labels = [[row["label"] for row in predictions(folder, "--artifact", artifact)] for artifact in artifacts]
+    answers = [run_json("predict", "small", *texts, "--artifact", artifact, cwd=folder) for artifact in artifacts]
+    labels = [[row["label"] for row in answer["predictions"]] for answer in answers]
     assert labels == labels[:1] * len(artifacts)
-    outcome = edgeformer("evaluate", "small", "--artifact", "onnx-int8-trim", "--json", cwd=folder)
-    assert outcome.code == 0 and json.loads(outcome.out)["rows"][0]["accuracy"] > 0.7, outcome.err
+    scored = run_json("evaluate", "small", "--artifact", "onnx-int8-trim", cwd=folder)
+    assert scored["rows"][0]["accuracy"] > 0.7

@@ -1,7 +1,5 @@
 """The bundle of a language model: graphs that predict what torch predicts, each weight once, and no hidden leak."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -19,31 +17,16 @@ from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
-from edgeformer.models.crt.model import CRT
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate, read_run
 from edgeformer.tasks.language_modeling import LanguageScore
 from tests.cli.run_cli import edgeformer
-from tests.export.language_run import (
-    EXIT,
-    LOOPS,
-    POSITIONS,
-    WORDS,
-    exported_language_run,
-    language_recipe,
-    write_language_run,
-)
-
-
-def model_of(run: Path) -> CRT:
-    model = load_model(run)
-    assert isinstance(model, CRT)
-    return model
+from tests.export import language_run
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return exported_language_run(tmp_path_factory)
+    return language_run.exported_language_run(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +35,12 @@ def artifacts(run: Path) -> dict[str, ArtifactManifest]:
 
 
 def test_looped_block_is_stored_once_without_unused_heads(run: Path, artifacts: dict[str, ArtifactManifest]) -> None:
-    exit_head = WORDS * 32
-    assert model_of(run).exit_heads["shared"].weight.numel() == exit_head
+    exit_head = language_run.WORDS * 32
+    assert load_model(run).exit_heads["shared"].weight.numel() == exit_head
     for artifact in artifacts.values():
         assert artifact.status == "built", artifact.reason
         assert artifact.parity is not None and artifact.parity.n >= 8 * 32
     for artifact in (artifacts["onnx-fp32"], artifacts["onnx-int8"]):
-        assert artifact.sharing is not None
         assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
         assert artifact.sharing.unique_parameters == read_run(run).parameters - exit_head
     for name, products in (("full", 21), ("decode", 21), ("step", 14)):
@@ -68,14 +50,14 @@ def test_looped_block_is_stored_once_without_unused_heads(run: Path, artifacts: 
     assert fp32.parity is not None and fp32.parity.max_abs_error is not None and fp32.parity.max_abs_error < 1e-4
     assert (fp32.parity.n, fp32.role, fp32.exit) == (8 * 64, "full", None)
     assert fp32.inputs == {"input_ids": "int64[batch, sequence]"}
-    assert fp32.outputs == {"logits": f"float32[batch, sequence, {WORDS}]"}
+    assert fp32.outputs == {"logits": f"float32[batch, sequence, {language_run.WORDS}]"}
 
 
 @pytest.mark.slow
 def test_fp16_and_int4_halve_the_weights_and_stay_close(tmp_path: Path) -> None:
-    recipe = language_recipe(embedding_size=32)  # four bits do not shrink narrower tables
+    recipe = language_run.language_recipe(embedding_size=32)  # four bits do not shrink narrower tables
     options = ExportOptions(fp16=True, int4=True, keep_going=True)
-    built = export(write_language_run(tmp_path / "run", recipe), options).artifacts
+    built = export(language_run.write_language_run(tmp_path / "run", recipe), options).artifacts
     artifacts: dict[str, Any] = {artifact.id: artifact for artifact in built}
     fp32, fp16, int4 = (artifacts[f"onnx-{precision}"] for precision in ("fp32", "fp16", "int4"))
     assert fp16.status == "built" and fp16.parity.relative_error < 1e-2, fp16.reason
@@ -93,28 +75,30 @@ def test_golden_outputs_equal_torch_at_every_exit(run: Path, artifacts: dict[str
         golden = dict(file)
     ids, targets = torch.from_numpy(golden["input_ids"]), torch.from_numpy(golden["targets"])
     assert ids.shape == targets.shape == (8, 64) and torch.equal(ids[:, 1:], targets[:, :-1])
-    for loop in (EXIT, LOOPS):
+    for loop in (language_run.EXIT, language_run.LOOPS):
         with torch.inference_mode():
-            expected = model_of(run).logits(ids, loop).numpy()
+            expected = load_model(run).logits(ids, loop).numpy()
         values, indices = golden[f"top_values_exit{loop}"], golden[f"top_indices_exit{loop}"]
         assert values.shape == indices.shape == (8, 64, 32)
         np.testing.assert_allclose(values, np.sort(expected, axis=-1)[..., ::-1][..., :32], atol=1e-5)
         np.testing.assert_allclose(np.take_along_axis(expected, indices, -1), values, atol=1e-5)
         log_sum = np.log(np.exp(expected.astype(np.float64)).sum(-1))
         np.testing.assert_allclose(golden[f"log_sum_exp_exit{loop}"], log_sum, atol=1e-5)
-    assert not np.array_equal(golden[f"top_values_exit{EXIT}"], golden[f"top_values_exit{LOOPS}"])
+    assert not np.array_equal(
+        golden[f"top_values_exit{language_run.EXIT}"], golden[f"top_values_exit{language_run.LOOPS}"]
+    )
     loss = torch.nn.functional.cross_entropy(torch.from_numpy(expected).flatten(0, 1), targets.flatten())
     score = artifacts["onnx-fp32"].score
     assert isinstance(score, LanguageScore) and score.loss == pytest.approx(float(loss), abs=1e-5)
-    assert (score.n, list(score.exits), score.words) == (512, [str(LOOPS)], None)
+    assert (score.n, list(score.exits), score.words) == (512, [str(language_run.LOOPS)], None)
 
 
 def test_manifest_fields_of_a_language_model(run: Path) -> None:
     bundle = Bundle.open(run / "bundle").manifest
     config = json.loads((run / "model" / "config.json").read_text(encoding="utf-8"))
     assert bundle.task == "language-modeling" and isinstance(bundle.data, TextConfig)
-    assert (bundle.labels, bundle.exits, bundle.leaks) == ((), (EXIT, LOOPS), False)
-    assert (bundle.max_length, bundle.max_positions) == (64, POSITIONS)
+    assert (bundle.labels, bundle.exits, bundle.leaks) == ((), (language_run.EXIT, language_run.LOOPS), False)
+    assert (bundle.max_length, bundle.max_positions) == (64, language_run.POSITIONS)
     assert bundle.pad_id == config["boundary_token_id"]
     assert bundle.parameters == read_run(run).parameters
     present = {p.relative_to(run / "bundle").as_posix() for p in (run / "bundle").rglob("*") if p.is_file()}
@@ -125,8 +109,8 @@ def test_manifest_fields_of_a_language_model(run: Path) -> None:
 
 def test_leaking_model_is_refused_or_marked(run: Path, tmp_path: Path) -> None:
     """With batch normalisation, whose running statistics are stored and are no parameters."""
-    recipe = language_recipe(mode="paragraphs", causal=False, cycles=1, norm="batch")
-    leaking = write_language_run(tmp_path / "artifacts" / "tiny-leak", recipe)
+    recipe = language_run.language_recipe(mode="paragraphs", causal=False, cycles=1, norm="batch")
+    leaking = language_run.write_language_run(tmp_path / "artifacts" / "tiny-leak", recipe)
     ahead = r"leaks future tokens \(outputs depend on tokens up to \d+ positions ahead\).*--allow-leak"
     with pytest.raises(InputError, match=ahead):
         export(leaking)
@@ -137,7 +121,6 @@ def test_leaking_model_is_refused_or_marked(run: Path, tmp_path: Path) -> None:
     bundle = Bundle.open(leaking / "bundle").manifest
     (artifact,) = bundle.artifacts
     assert bundle.leaks and artifact.status == "built", artifact.reason
-    assert artifact.sharing is not None
     assert artifact.sharing.stored_parameters == artifact.sharing.unique_parameters
     assert artifact.sharing.constant_elements > 2 * 32 * 4
     assert all(row.leaks for row in evaluate(locate(str(leaking), tmp_path), EvaluateOptions()).rows)

@@ -1,7 +1,5 @@
 """FP16: converted graphs, the largest activations, and the drift of states."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from pathlib import Path
@@ -13,7 +11,6 @@ import onnx_ir
 import pytest
 import torch
 import torch.nn.functional as F
-from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor, nn
 
@@ -46,12 +43,10 @@ def normal(*shape: int) -> Array:
     return np.random.default_rng(3).normal(size=shape).astype(np.float32)
 
 
+STATE = {"h": normal(1, 2, 8), "c": normal(1, 2, 8)}
 CASES = {
     "convolutions": (graphs.convolutions(), {"x": normal(2, 3, 16, 16)}),
-    "recurrent": (
-        graphs.recurrent(),
-        {"x": normal(5, 2, 4), "h": normal(1, 2, 8), "c": normal(1, 2, 8), "rate": np.array(16000)},
-    ),
+    "recurrent": (graphs.recurrent(), {"x": normal(5, 2, 4), "rate": np.array(16000), **STATE}),
     "If": (graphs.branching(), {"x": normal(4, 6), "way": np.array(True)}),
     "Loop": (graphs.looping(), {"x": normal(4, 6)}),
     "embedding": (graphs.embedding(), {name: np.ones((2, 7), np.int64) for name in ("input_ids", "attention_mask")}),
@@ -88,18 +83,12 @@ def test_squares_that_overflow_stay_fp32(tmp_path: Path) -> None:
 
 def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> None:
     """−10³⁸ is no FP16 number: whatever it is added to stays FP32, up to the softmax that makes nothing of it."""
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["scores"]),
-        helper.make_node("Sub", ["one", "mask"], ["hidden"]),
-        helper.make_node("Mul", ["hidden", "huge"], ["wall"]),
-        helper.make_node("Add", ["scores", "wall"], ["masked"]),
-        helper.make_node("Softmax", ["masked"], ["shares"]),
-        helper.make_node("MatMul", ["shares", "v"], ["y"]),
-    ]
-    stored = [
-        graphs.weights("w", 8, 8), graphs.weights("v", 8, 8), graphs.constant("one", np.array(1, np.float32)),
-        graphs.constant("huge", np.array(-3e38, np.float32)),
-    ]  # fmt: skip
+    nodes = graphs.nodes("""
+        scores = MatMul(x, w)  hidden = Sub(one, mask)  wall = Mul(hidden, huge)
+        masked = Add(scores, wall)  shares = Softmax(masked)  y = MatMul(shares, v)""")
+    numbers = {"one": 1, "huge": -3e38}
+    stored = [graphs.constant(name, np.array(number, np.float32)) for name, number in numbers.items()]
+    stored += [graphs.weights("w", 8, 8), graphs.weights("v", 8, 8)]
     inputs = [value("x", FLOAT, ["N", 8]), value("mask", FLOAT, ["N", 8])]
     graph = graphs.model(nodes, inputs, [value("y", FLOAT, ["N", 8])], stored)
     converted = convert(graph, tmp_path, {"x": normal(2, 8), "mask": np.ones((2, 8), np.float32)})
@@ -110,18 +99,9 @@ def test_large_negative_masks_stay_fp32_up_to_the_softmax(tmp_path: Path) -> Non
     assert np.abs(result - answers(graph, masked, tmp_path)["y"]).max() < 0.02
 
 
-class Chain(nn.Module):
-    """Multiplies by one factor after the other."""
-
-    def __init__(self, *factors: float) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(Times(factor) for factor in factors)
-
+class Chain(nn.Sequential):
     def forward(self, ids: Tensor) -> Tensor:
-        x = ids.float()
-        for stage in self.stages:
-            x = stage(x)
-        return x
+        return super().forward(ids.float())
 
 
 class Times(nn.Module):
@@ -145,7 +125,7 @@ class Times(nn.Module):
     ],
 )
 def test_max_abs_covers_values_between_modules(factors: tuple[float, ...], largest: float) -> None:
-    result = max_abs_activation(Chain(*factors), np.array([[1, -2], [0, 3]]))
+    result = max_abs_activation(Chain(*map(Times, factors)), np.array([[1, -2], [0, 3]]))
     assert result == pytest.approx(largest)
 
 

@@ -1,8 +1,5 @@
 """Export of imported graphs: each precision is compared with the FP32 graph; older artifacts stay."""
 
-from __future__ import annotations
-
-import json
 import re
 from pathlib import Path
 
@@ -22,7 +19,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.inference.verify import golden_score, verify
 from edgeformer.runtimes import cannot_run
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.export import graphs
 from tests.export.graphs import save, save_beside
 from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
@@ -77,41 +74,30 @@ def odd(*nodes: onnx.NodeProto, weight: onnx.TensorProto, shape: list[int | str 
 
 def branch() -> onnx.ModelProto:
     """A matrix that a product reads, and one inside of an ``If``."""
-    then = helper.make_graph([helper.make_node("MatMul", ["h", "v"], ["a"])], "then", [], [out("a")])
-    other = helper.make_graph([helper.make_node("Identity", ["h"], ["b"])], "else", [], [out("b")])
-    graph = odd(
-        helper.make_node("ReduceMax", ["x"], ["top"], keepdims=0),
-        helper.make_node("Greater", ["top", "limit"], ["way"]),
-        helper.make_node("If", ["way"], ["c"], then_branch=then, else_branch=other),
-        helper.make_node("MatMul", ["c", "v"], ["y"]),
-        weight=graphs.weights("v", 32, 32, scale=0.2),
-        shape=["batch", 32],
+    then, other = (
+        helper.make_graph(graphs.nodes(node), "branch", [], [graphs.value(node[0], graphs.FLOAT, None)])
+        for node in ("a = MatMul(h, v)", "b = Identity(h)")
     )
+    choice = helper.make_node("If", ["way"], ["c"], then_branch=then, else_branch=other)
+    condition, product = "top = ReduceMax <keepdims = 0> (x)  way = Greater(top, limit)", "y = MatMul(c, v)"
+    nodes = [*graphs.nodes(condition), choice, *graphs.nodes(product)]
+    graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
     graph.graph.initializer.append(graphs.constant("limit", np.array(2.2, np.float32)))
     return graph
 
 
-def out(name: str) -> onnx.ValueInfoProto:
-    return graphs.value(name, graphs.FLOAT, None)
-
-
 SPOILED = np.where(np.arange(512).reshape(32, 16) == 5, np.nan, 0.1).astype(np.float32)
-TURN = helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0])
+TURN, SECOND = helper.make_node("Transpose", ["h"], ["t"], perm=[1, 0]), helper.make_node("MatMul", ["h", "v"], ["y"])
+LEFT, SUM = helper.make_node("MatMul", ["v", "t"], ["y"]), graphs.nodes("i = MatMul(h, v)  y = Add(i, v)")
+MASKED = graphs.nodes("g = MatMul(h, v)  n = IsNaN(g)  y = Where(n, h, h)")
 ODD = {
-    "left": odd(TURN, helper.make_node("MatMul", ["v", "t"], ["y"]), weight=graphs.weights("v", 16, 32), shape=[16, 1]),
-    "3-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 3, 32, 16), shape=[3, 1, 16]),
-    "1-D": odd(helper.make_node("MatMul", ["h", "v"], ["y"]), weight=graphs.weights("v", 32), shape=["batch"]),
-    "NaN": odd(
-        helper.make_node("MatMul", ["h", "v"], ["g"]), helper.make_node("IsNaN", ["g"], ["n"]),
-        helper.make_node("Where", ["n", "h", "h"], ["y"]),
-        weight=graphs.constant("v", SPOILED[:, [5] * 32]), shape=["batch", 32],
-    ),
-    "two roles": odd(
-        helper.make_node("MatMul", ["h", "v"], ["i"]), helper.make_node("Add", ["i", "v"], ["y"]),
-        weight=graphs.weights("v", 32, 32, scale=0.2), shape=[32, 32],
-    ),
+    "left": odd(TURN, LEFT, weight=graphs.weights("v", 16, 32), shape=[16, 1]),
+    "3-D": odd(SECOND, weight=graphs.weights("v", 3, 32, 16), shape=[3, 1, 16]),
+    "1-D": odd(SECOND, weight=graphs.weights("v", 32), shape=["batch"]),
+    "NaN": odd(*MASKED, weight=graphs.constant("v", SPOILED[:, [5] * 32]), shape=["batch", 32]),
+    "two roles": odd(*SUM, weight=graphs.weights("v", 32, 32, scale=0.2), shape=[32, 32]),
     "If": branch(),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -134,9 +120,7 @@ def test_a_weight_that_must_stay_fp32_blocks_no_other(tmp_path: Path, name: str)
         ({"transA": 1, "beta": 0.5}, ["t", "v", "b"], 1),
     ],
 )  # fmt: skip
-def test_a_gemm_with_factors_is_quantized(
-    tmp_path: Path, attributes: dict[str, float], inputs: list[str], products: int
-) -> None:
+def test_a_gemm_with_factors_is_quantized(tmp_path, attributes, inputs, products):
     nodes = [*([TURN] if "t" in inputs else []), helper.make_node("Gemm", inputs, ["y"], **attributes)]
     graph = odd(*nodes, weight=graphs.weights("v", 32, 32, scale=0.2), shape=["batch", 32])
     graph.graph.initializer.extend([graphs.weights("b", 32)] if "b" in inputs else [])
@@ -158,9 +142,8 @@ def test_a_rejected_precision_names_those_that_were_not_made(bundle: Path, monke
     monkeypatch.setattr(graph_source, "quantize_int8", refuse)
     built = export(bundle, int8=True, fp16=True)
     reason = "not made, because onnx-int8 was rejected; make it with --keep-going"
-    assert built == {
-        "onnx-fp32": ("built", None), "onnx-int8": ("rejected", "INT8: no"), "onnx-fp16": ("unavailable", reason)
-    }  # fmt: skip
+    stopped = {"onnx-int8": ("rejected", "INT8: no"), "onnx-fp16": ("unavailable", reason)}
+    assert built == {"onnx-fp32": ("built", None), **stopped}
     monkeypatch.undo()
     assert export(bundle, fp16=True)["onnx-fp16"] == ("built", None)
 
@@ -198,7 +181,6 @@ def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
         ({"vocab_keep": 0}, "--vocab-keep"),
         ({"vocab_max": 9}, "--vocab-max"),
         ({"build": ("tensorrt",)}, "the device is unknown"),
-        ({"target": "rtx4050"}, "--target: is the device of an engine, and none is requested; add --trt"),
         ({"target": "rtx4050", "fp16": True}, "--target: is the device of an engine, and none is requested; add --trt"),
     ],
 )
@@ -230,13 +212,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"word{number}" for number in range(VOCABULARY - 4))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
+    special = [("[CLS]", 2), ("[SEP]", 3)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=special)
     tokenizer.save(str(place / "tokenizer.json"))
     (place / "rows.tsv").write_text(ROWS)
     save(place, classifier_graph())
     return place
+
+
+EQUAL = "two labels are equal, or one is empty"
 
 
 class TestClassifiers:
@@ -259,10 +243,9 @@ class TestClassifiers:
         output = self.wrapped(folder, tmp_path / "bundle")
         assert output.artifacts[0].score is not None and output.artifacts[0].score.accuracy == 1.0  # type: ignore[attr-defined]
         assert output.artifacts[0].validation is None and "agreement with FP32" in output.notes[0]
-        result = edgeformer("predict", "bundle", "word1 word2", "--json", cwd=tmp_path)
-        assert result.code == 0 and json.loads(result.out)["predictions"][0]["label"] in ("l0", "l1"), result.err
-        scored = edgeformer("evaluate", "bundle", "--data", str(folder / "rows.tsv"), "--json", cwd=tmp_path)
-        assert scored.code == 0 and json.loads(scored.out)["rows"][0]["n"] == 60, scored.err
+        answered = run_json("predict", "bundle", "word1 word2", cwd=tmp_path)
+        assert answered["predictions"][0]["label"] in ("l0", "l1")
+        assert run_json("evaluate", "bundle", "--data", str(folder / "rows.tsv"), cwd=tmp_path)["rows"][0]["n"] == 60
         nothing = edgeformer("evaluate", "bundle", cwd=tmp_path)
         assert nothing.code == 2 and "--data FILE" in nothing.err
 
@@ -271,21 +254,13 @@ class TestClassifiers:
         [
             ({"labels": ("a", "b", "c")}, "and a text classifier gives float32"),
             ({"labels": ("a",)}, "with two labels or more"),
-            (
-                {"labels": ("good", "good")},
-                "--labels good,good: two labels are equal, or one is empty; give 2 different names",
-            ),
-            (
-                {"labels": ("good", "", "bad")},
-                "--labels good,,bad: two labels are equal, or one is empty; give 3 different names",
-            ),
+            ({"labels": ("good", "good")}, f"--labels good,good: {EQUAL}; give 2 different names"),
+            ({"labels": ("good", "", "bad")}, f"--labels good,,bad: {EQUAL}; give 3 different names"),
             ({"tokenizer": None}, "a text classifier needs both"),
             ({"seed": 0, "shapes": {"input_ids": (1, 8)}}, "for graphs without a tokenizer"),
         ],
     )
-    def test_invalid_classifier_options(
-        self, folder: Path, tmp_path: Path, options: dict[str, object], says: str
-    ) -> None:
+    def test_invalid_classifier_options(self, folder, tmp_path, options, says):
         with pytest.raises(InputError, match=says):
             self.wrapped(folder, tmp_path / "bundle", **options)
 

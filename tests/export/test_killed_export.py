@@ -1,7 +1,5 @@
 """An export that is killed or interrupted leaves the bundle unchanged; tests/torture covers every moment."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sample of onnx's test models through import, every conversion and the graph pass; models that once failed."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Export into an existing bundle: artifacts that are not requested stay, or the export is refused."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +23,6 @@ from tests.fakes.install import installed
 
 @pytest.fixture
 def run(finished_run: Path, tmp_path: Path) -> Path:
-    """With FP32 and FP16 in its bundle."""
     return Path(shutil.copytree(finished_run, tmp_path / "run"))
 
 
@@ -119,10 +116,16 @@ def engine(file: str | None = "engines/model_fp16.rtx4050.engine", **facts: obje
     return entry("tensorrt-rtx-fp16", file, **{"format": "tensorrt-rtx", "precision": "fp16", **facts})
 
 
-def test_engine_without_its_builder_stays(tmp_path: Path) -> None:
+def test_what_cannot_be_made_again_stays_unless_its_weights_change(tmp_path: Path) -> None:
     absent = engine(None, status="unavailable", reason="no GPU")
     (kept,) = PreviousBundle(tmp_path, kept={absent.id: engine(kept=True)}).merge([absent])
     assert (kept.status, kept.kept) == ("built", True) and "cannot be made again: no GPU" in str(kept.reason)
+    rejected = entry("onnx-int8", None, status="rejected", reason="too bad")
+    old = entry("onnx-int8-exit2", kept=True)
+    previous = PreviousBundle(tmp_path, kept={old.id: old}, required_files={old.id: [str(old.file), "onnx/weights"]})
+    assert previous.merge([rejected]) == [rejected, old]
+    with pytest.raises(InputError, match=r"delete onnx-int8-exit2 .*--keep-going"):
+        previous.merge([entry("onnx-fp32", weights_file="onnx/weights"), rejected])
 
 
 def test_engine_of_another_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,15 +137,6 @@ def test_engine_of_another_device_is_reported(tmp_path: Path, monkeypatch: pytes
     other, same = (PreviousBundle.of(tmp_path, options, [target], None, exits=[6]) for target in targets)
     assert not other.rebuilt and "another device than rtx4090" in other.losses["tensorrt-rtx-fp16"]
     assert same.rebuilt.keys() == {"tensorrt-rtx-fp16", "exit6"} and not same.losses
-
-
-def test_unreached_artifact_stays_unless_its_weights_change(tmp_path: Path) -> None:
-    rejected = entry("onnx-int8", None, status="rejected", reason="too bad")
-    old = entry("onnx-int8-exit2", kept=True)
-    previous = PreviousBundle(tmp_path, kept={old.id: old}, required_files={old.id: [str(old.file), "onnx/weights"]})
-    assert previous.merge([rejected]) == [rejected, old]
-    with pytest.raises(InputError, match=r"delete onnx-int8-exit2 .*--keep-going"):
-        previous.merge([entry("onnx-fp32", weights_file="onnx/weights"), rejected])
 
 
 def test_rejected_variant_leaves_no_files(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """INT8 and INT4 graphs: close to FP32, every weight quantised and stored once, and nothing left out in silence."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import onnx
@@ -19,18 +16,9 @@ from torch import Tensor, nn
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import release
 from edgeformer.artifacts.onnx_outline import read_outline
+from edgeformer.export import quantize
 from edgeformer.export.audit import audit_portability, audit_sharing, weight_parts
 from edgeformer.export.graphs import write_graph
-from edgeformer.export.quantize import (
-    BLOCK,
-    CachedAttention,
-    GroupedAttention,
-    block_codes,
-    quantize_int4,
-    quantize_int8,
-    quantized_graphs,
-    quantized_nodes,
-)
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.blocks.tracing import Graphs, deduplicate_weights, export_graph, extract_outputs, text_spec
 from edgeformer.models.decoder import DecoderConfig
@@ -40,6 +28,7 @@ from edgeformer.report.sentences import portability_notes, portability_notes_her
 from edgeformer.runtimes.decoder import CachedGraph
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.runtime import stored_twice
+from tests.export import graphs
 from tests.export.language_run import LOOPS, exported_language_run
 
 ROWS, POSITIONS, SIZE = 3000, 40, 32
@@ -91,14 +80,12 @@ def traced(module: Everything) -> onnx_ir.Model:
 @pytest.fixture(scope="module")
 def quantized(traced: onnx_ir.Model) -> onnx_ir.Model:
     original = onnx_ir.to_proto(traced).SerializeToString()
-    model = quantize_int8(traced)
+    model = quantize.quantize_int8(traced)
     assert onnx_ir.to_proto(traced).SerializeToString() == original, "the input graph must not change"
     return model
 
 
-def test_answers_are_close_to_fp32(
-    module: Everything, traced: onnx_ir.Model, quantized: onnx_ir.Model, tmp_path: Path
-) -> None:
+def test_answers_are_close_to_fp32(module, traced, quantized, tmp_path):
     result = run(quantized, tmp_path / "int8.onnx", {"input_ids": IDS})
     with torch.inference_mode():
         expected = module(torch.from_numpy(IDS))
@@ -123,13 +110,11 @@ def test_products_use_seven_bits(quantized: onnx_ir.Model) -> None:
         assert (np.abs(weight.astype(int)).max(axis=0) >= 60).all()
 
 
-def test_int8_uses_standard_operators_and_stores_every_tensor_once(
-    module: Everything, quantized: onnx_ir.Model
-) -> None:
+def test_int8_uses_standard_operators_and_stores_every_tensor_once(module, quantized):
     proto, parameters = onnx_ir.to_proto(quantized), count_parameters(module)
     assert {node.domain for node in quantized.graph} == {""} and dict(quantized.opset_imports) == {"": 20}
     assert not quantized.metadata_props
-    assert quantized_nodes(proto) == {"Gather": 1, "MatMulInteger": 4, "Slice": 1}
+    assert quantize.quantized_nodes(proto) == {"Gather": 1, "MatMulInteger": 4, "Slice": 1}
     contents = [(t.data_type, tuple(t.dims), numpy_helper.to_array(t).tobytes()) for t in proto.graph.initializer]
     assert len(set(contents)) == len(contents)
     result = audit_sharing(proto, parameters)
@@ -154,42 +139,34 @@ def product(weight: list[onnx.NodeProto], operands: list[str], **attributes: flo
 
 def test_row_scales_keep_precision_beside_a_large_position(tmp_path: Path) -> None:
     weight = torch.randn(SIZE, 5, generator=torch.Generator().manual_seed(0)).numpy()
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weight"], ["y"], name="product")],
-        "one product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, 5])],
-        [numpy_helper.from_array(weight, "weight")],
-    )
-    model = onnx_ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10))
+    ports = {"x": SIZE, "y": 5}
+    inputs, outputs = ([graphs.value(name, TensorProto.FLOAT, [None, size])] for name, size in ports.items())
+    stored = [numpy_helper.from_array(weight, "weight")]
+    model = onnx_ir.from_proto(graphs.model(graphs.nodes("y = MatMul(x, weight)"), inputs, outputs, stored, opset=18))
     rows = np.random.default_rng(1).normal(size=(4, SIZE)).astype(np.float32)
     rows[0] *= 300  # as [SEP] of a BERT
     rows[1] = 0
     errors = {}
     for has_row_scales in (False, True):
-        output = quantize_int8(model, has_row_scales=has_row_scales)
+        output = quantize.quantize_int8(model, has_row_scales=has_row_scales)
         result = run(output, tmp_path / f"{has_row_scales}.onnx", {"x": rows})["y"]
-        assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
+        assert quantize.quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1}
         assert not result[1].any()
         errors[has_row_scales] = np.abs(result - rows @ weight)[2:].max()
     assert errors[True] < 0.2 < errors[False]
 
 
-def test_a_product_that_would_stay_fp32_is_refused() -> None:
-    transposed = [helper.make_node("Transpose", ["w"], ["v"])]
-    for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
-        with pytest.raises(
-            EdgeformerError, match=f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
-        ):
-            quantize_int8(model)
-
-
-def test_an_older_opset_is_converted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_product_is_quantized_or_refused_in_every_opset(caplog: pytest.LogCaptureFixture) -> None:
     model = product([], ["x", "w"])
     model.opset_imports[""], model.ir_version = 9, 4
-    output = quantize_int8(model)
-    assert quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
+    output = quantize.quantize_int8(model)
+    assert quantize.quantized_nodes(onnx_ir.to_proto(output)) == {"MatMulInteger": 1} and output.opset_imports[""] == 11
     assert caplog.records == [], "the quantizer would warn through the root logger"
+    transposed = [helper.make_node("Transpose", ["w"], ["v"])]
+    for model, weight in ((product(transposed, ["x", "v"]), "v"), (product([], ["w", "x"]), "w")):
+        message = f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
+        with pytest.raises(EdgeformerError, match=message):
+            quantize.quantize_int8(model)
 
 
 # INT4
@@ -203,8 +180,7 @@ class Odd(nn.Module):
         self.tokens, self.wide, self.head = nn.Embedding(50, 5), nn.Linear(5, 37), nn.Linear(37, 3)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        result: Tensor = self.head(torch.tanh(self.wide(self.tokens(input_ids))))
-        return result
+        return self.head(torch.tanh(self.wide(self.tokens(input_ids))))
 
 
 def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
@@ -221,11 +197,11 @@ def as_stored(weight: np.ndarray, block: int) -> np.ndarray:
     return result
 
 
-@pytest.mark.parametrize("block", [16, BLOCK])
+@pytest.mark.parametrize("block", [16, quantize.BLOCK])
 def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Odd().eval()
-    output = quantize_int4(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
+    output = quantize.quantize_int4(export_graph(text_spec(module, ["input_ids"], POSITIONS)), block)
     with torch.no_grad():
         for layer in (module.wide, module.head):
             layer.weight.copy_(torch.from_numpy(as_stored(layer.weight.T.numpy(), block).T))
@@ -242,11 +218,11 @@ def test_products_compute_with_4_bit_weights(block: int, tmp_path: Path) -> None
 
 def test_every_int4_weight_is_stored_once_and_counted(traced: onnx_ir.Model, tmp_path: Path) -> None:
     old = onnx_ir.to_proto(traced).SerializeToString()
-    result = run(quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
+    result = run(quantize.quantize_int4(traced), tmp_path / "int4.onnx", {"input_ids": IDS})
     assert onnx_ir.to_proto(traced).SerializeToString() == old
     graph = onnx.load(str(tmp_path / "int4.onnx"))
     # The block and the head are used twice each; positions are a slice, which has rows in INT8.
-    assert quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
+    assert quantize.quantized_nodes(graph) == {"MatMulNBits": 4, "GatherBlockQuantized": 1, "Slice": 1}
     parameters = count_parameters(Everything())
     audit = audit_sharing(graph, parameters)
     assert stored_twice(audit) is None
@@ -270,7 +246,7 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
     nameless = traced.clone()
     for node in nameless.graph:
         node.name = ""
-    output = quantize_int4(nameless)
+    output = quantize.quantize_int4(nameless)
     assert sum(node.op_type == "GatherBlockQuantized" for node in output.graph) == 1
     assert "types.weight" in output.graph.initializers
 
@@ -278,16 +254,13 @@ def test_small_tables_stay_fp32_where_nodes_have_no_names(traced: onnx_ir.Model)
 @pytest.fixture(scope="module")
 def written_out(tmp_path_factory: pytest.TempPathFactory) -> onnx_ir.Model:
     path = exported_language_run(tmp_path_factory) / "bundle" / "onnx" / "decode.onnx"
-    model: onnx_ir.Model = onnx_ir.from_proto(onnx.load(path))
-    return model
+    return onnx_ir.from_proto(onnx.load(path))
 
 
 @pytest.mark.parametrize(("batch", "new", "past"), [(1, 1, 9), (2, 5, 0), (2, 5, 9)])
-def test_merged_attention_computes_the_same(
-    written_out: onnx_ir.Model, tmp_path: Path, batch: int, new: int, past: int
-) -> None:
+def test_merged_attention_computes_the_same(written_out, tmp_path, batch, new, past):
     merged = written_out.clone()
-    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(merged) == LOOPS
+    assert RewriteRuleSet([quantize.CachedAttention.rule()]).apply_to_model(merged) == LOOPS
     deduplicate_weights(merged)
     remaining = [node.op_type for node in merged.graph]
     assert remaining.count("MultiHeadAttention") == LOOPS
@@ -296,19 +269,14 @@ def test_merged_attention_computes_the_same(
     sizes = {"batch": batch, "past": past, "sequence": new}
     inputs = {}
     for value in written_out.graph.inputs:
-        assert value.shape is not None and value.name is not None
         shape = [size if isinstance(size, int) else sizes[str(size)] for size in value.shape]
         inputs[value.name] = draw.normal(size=shape).astype(np.float32)
     inputs["input_ids"] = draw.integers(0, 60, (batch, new))
     inputs["position_ids"] = np.tile(np.arange(past, past + new), (batch, 1))
-    result = []
-    for name, graph in (("apart", written_out), ("merged", merged)):
-        write_graph(graph, tmp_path / f"{name}.onnx")
-        with OnnxSession(tmp_path / f"{name}.onnx") as session:
-            result.append(session.run(inputs))
-    assert result[0].keys() == result[1].keys()
-    for name, array in result[0].items():
-        assert np.allclose(array, result[1][name], atol=2e-5, rtol=0), name
+    expected, result = (run(graph, tmp_path / "graph.onnx", inputs) for graph in (written_out, merged))
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
+        assert np.allclose(array, result[name], atol=2e-5, rtol=0), name
 
 
 @pytest.mark.parametrize("changed", ["upper", "least"])
@@ -319,9 +287,8 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
             node.attributes["upper"] = onnx_ir.AttrInt64("upper", 1)
         if changed == "least" and node.op_type == "Where":
             value = node.inputs[1]
-            assert value is not None
             value.const_value = onnx_ir.tensor(np.array(-1e9, np.float32), name=value.name)
-    assert RewriteRuleSet([CachedAttention.rule()]).apply_to_model(other) == 0
+    assert RewriteRuleSet([quantize.CachedAttention.rule()]).apply_to_model(other) == 0
 
 
 DECODER = {
@@ -349,37 +316,30 @@ def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:
 
 
 def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, tmp_path: Path) -> None:
-    assert decoder_graphs.decode is not None
     fused = decoder_graphs.decode.clone()
-    assert RewriteRuleSet([GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
+    assert RewriteRuleSet([quantize.GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations
     expected = decoded(decoder_graphs.decode, tmp_path / "plain.onnx")
     for result, exact in zip(decoded(fused, tmp_path / "fused.onnx"), expected, strict=True):
         np.testing.assert_allclose(result, exact, atol=2e-5)
 
 
 @pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
-def test_a_decoders_weights_have_blocks_and_its_head_8_bits(
-    precision: Literal["int8", "int4"], bits: dict[int, int], tolerance: float, decoder_graphs: Graphs, tmp_path: Path
-) -> None:
-    quantized = quantized_graphs(decoder_graphs, precision)
-    assert quantized.decode is not None and decoder_graphs.decode is not None
+def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tolerance, decoder_graphs, tmp_path):
+    quantized = quantize.quantized_graphs(decoder_graphs, precision)
     nodes = list(quantized.decode.graph)
     widths = Counter(node.attributes.get_int("bits", 0) for node in nodes if node.op_type == "MatMulNBits")
     assert widths == Counter(bits) + Counter({8: 1})  # five products of 2 layers × 3 iterations, and the head
     assert sum(node.op_type == "GroupQueryAttention" for node in nodes) == 6
-    expected, results = (
-        decoded(graph, tmp_path / f"{number}.onnx")
-        for number, graph in enumerate((decoder_graphs.decode, quantized.decode))
-    )
+    expected, results = (decoded(graph.decode, tmp_path / "graph.onnx") for graph in (decoder_graphs, quantized))
     assert np.abs(results[-3] - expected[-3]).max() < tolerance * expected[-3].std()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_of_a_block_are_within_half_a_step(bits: int) -> None:
-    matrix = np.random.default_rng(0).normal(size=(BLOCK + 8, 3)).astype(np.float32)
-    codes, scales = block_codes(matrix, bits)
+    matrix = np.random.default_rng(0).normal(size=(quantize.BLOCK + 8, 3)).astype(np.float32)
+    codes, scales = quantize.block_codes(matrix, bits)
     if bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), -1).reshape(3, 2, BLOCK)
+        codes = np.stack((codes & 15, codes >> 4), -1).reshape(3, 2, quantize.BLOCK)
     restored = ((codes.astype(np.float32) - (1 << (bits - 1))) * scales[..., None]).reshape(3, -1)[:, : len(matrix)]
-    steps = np.abs(restored.T - matrix) / np.abs(scales).repeat(BLOCK, 1)[:, : len(matrix)].T
+    steps = np.abs(restored.T - matrix) / np.abs(scales).repeat(quantize.BLOCK, 1)[:, : len(matrix)].T
     assert steps.max() <= 1.0 and np.median(steps) < 0.5  # only the opposite end of a range is clipped

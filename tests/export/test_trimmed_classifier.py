@@ -1,7 +1,5 @@
 """A classifier with a trimmed vocabulary: identical answers, and its companion files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 ``tests/golden/test_golden.py`` fails because a change of the files is intended, and commit the result.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,14 +20,12 @@ OMITTED = ("checkpoints", "plots", "tensorboard")
 
 
 def write_classifier(artifacts: Path, accelerator: Literal["auto", "cpu"] = "auto") -> Path:
-    """Train the small quickstart recipe and export it as FP32 and FP16. Return the run's folder."""
     run = train(load_recipe("quickstart", SMALL), TrainOptions(artifacts, name="small", accelerator=accelerator))
     export(run, ExportOptions(fp16=True))
     return run
 
 
 def write_language_model(artifacts: Path, accelerator: Literal["auto", "cpu"] = "auto") -> Path:
-    """Train the small language model. Return the run's folder, which has no bundle."""
     recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
     return train(recipe, TrainOptions(artifacts, name="small-language", accelerator=accelerator))
 

@@ -13,8 +13,6 @@ types of its values; ``empty`` stands for an empty object or array, ``optional``
 every machine reports. ``*`` stands for every key of an object whose keys are data, such as label names.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -44,7 +42,6 @@ UNKNOWN = {"null", "empty"}
 
 
 def load(name: str) -> Any:
-    """Return the content of a snapshot file."""
     return json.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,5 @@
 """The public interface keeps what its snapshot files record: see ``record.py`` on how to add to them."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -18,7 +16,6 @@ OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), l
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty folder in which every command of this module runs."""
     return tmp_path_factory.mktemp("interface")
 
 

@@ -1,7 +1,5 @@
 """Rules of a search: which models are expected to score higher, and which taught models are refused."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -41,15 +39,11 @@ LADDER = (
         ({"linear": 0.91, "frozen": 0.93}, "light-distilled", "without a teacher, light, is not trained"),
     ],
 )
-def test_models_that_promise_no_better_score_are_skipped(
-    scores: dict[str, float], model: str, reason: str | None, tmp_path: Path
-) -> None:
+def test_models_that_promise_no_better_score_are_skipped(scores, model, reason, tmp_path):
     search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), lambda *_: None)  # type: ignore[arg-type]
-    entries = [
-        SearchedModel(name=name, description="", run=name, status="measured", score=score)
-        for name, score in scores.items()
-    ]
-    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=tuple(entries))
+    measured = SearchedModel(name="", description="", run="", status="measured")
+    models = tuple(measured.model_copy(update={"name": name, "score": score}) for name, score in scores.items())
+    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=models)
     (entry,) = (entry for entry in LADDER if entry.name == model)
     skipped_for = search._why_unpromising(entry)
     assert (skipped_for is None) == (reason is None) and (reason or "") in str(skipped_for)
@@ -60,19 +54,14 @@ def test_models_that_promise_no_better_score_are_skipped(
     [(3000, False, 10), (120, False, 3), (30, False, 0), (5, False, 0), (3000, True, 10), (5, True, 1)],
     ids=("all", "3", "none", "no time", "first", "first, no time"),
 )
-def test_epochs_that_fit_into_the_budget_are_trained(
-    budget_s: float, is_first: bool, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_epochs_that_fit_into_the_budget_are_trained(budget_s, is_first, epochs, tmp_path, monkeypatch):
     progress = Messages()
     model = LadderModel("small", "", {"training": {"epochs": 10}})
     search = _ModelSearch("x", [model], "host", tmp_path, tmp_path, ModelSearchOptions(budget_s=budget_s), progress)
-    entries = (
-        SearchedModel(name="linear", description="", run="x-linear", status="measured", deploy_s=9.0),
-        SearchedModel(
-            name="small", description="", run="x-small", status="waiting", predicted_low_s=150.0, predicted_high_s=300.0
-        ),
-    )
-    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=entries)
+    done = SearchedModel(name="linear", description="", run="x-linear", status="measured", deploy_s=9.0)
+    predicted = {"predicted_low_s": 150.0, "predicted_high_s": 300.0}
+    waiting = SearchedModel(name="small", description="", run="x-small", status="waiting", **predicted)
+    search.result = ModelSearch(name="x", data="x", device="host", host="x", created="x", models=(done, waiting))
     if not is_first:
         search._reports["linear"] = None  # type: ignore[assignment]
     commands: list[tuple[str, ...]] = []
@@ -107,9 +96,7 @@ def test_sigterm_ends_the_training_in_order(tmp_path: Path) -> None:
     assert read_run(tmp_path / "slow").status == "interrupted" and any((tmp_path / "slow" / "checkpoints").iterdir())
 
 
-def test_an_interrupted_command_ends_the_search_and_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_command_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: str) -> dict[str, Any]:
         raise InterruptedRun("stopped")
 

@@ -1,7 +1,5 @@
 """The models of a search: their order, their teachers, and where further texts are used."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,7 @@ TOPICS = ["task=multi-label-classification", "tokenizer={kind: trained}", "model
         ("quickstart", [], False, ["linear", "small", "light"]),
     ],
 )  # fmt: skip
-def test_models_from_cheap_to_expensive(
-    name: str, changes: list[str], source: bool, expected: list[str], minilm: Path, tmp_path: Path
-) -> None:
+def test_models_from_cheap_to_expensive(name, changes, source, expected, minilm, tmp_path):
     """Every model is a valid recipe, and only those with a teacher read texts without labels."""
     if changes == TOPICS:
         lines = [f'{number} cups;"{("food", "price", "food,price")[number % 3]}"' for number in range(60)]

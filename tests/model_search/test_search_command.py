@@ -1,7 +1,5 @@
 """The command search: trains, exports, profiles, recommends, continues, and draws its page."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

@@ -1,7 +1,5 @@
 """Hand-made reports for the tests of documents, and helpers that render them."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -11,21 +9,9 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
+from edgeformer.artifacts import report as reports
 from edgeformer.artifacts.device import EstimateError
-from edgeformer.artifacts.report import (
-    Candidate,
-    Check,
-    Choice,
-    Energy,
-    EstimateEvidence,
-    Latency,
-    Memory,
-    Report,
-    Row,
-    SizeParts,
-    Verdict,
-    Work,
-)
+from edgeformer.artifacts.report import Candidate, Check, Choice, Latency, Memory, Report, Row, SizeParts, Verdict
 from edgeformer.report.context import ReportContext
 from edgeformer.report.documents import as_html, as_markdown, print_report
 
@@ -33,21 +19,19 @@ MIB = 2**20
 ERROR_ON_CPU = EstimateError(
     kind="cpu", device="Some CPU", cases=12, median_log2=0.2, worst_log2=0.5, created="2026-11-21"
 )
-CHECKED_ON_CPU = EstimateEvidence(
+CHECKED_ON_CPU = reports.EstimateEvidence(
     source="the calibrated profile", kind="cpu", processor="Some CPU", measured="2026-11-21", cases=12,
     median_error=0.15, worst_error=0.41, applies=False, why_not="it is of a CPU",
 )  # fmt: skip
 
 
 def measured(p50: float = 20.0, **other: Any) -> Latency:
-    """A stable sample around ``p50`` milliseconds."""
     quantiles = tuple(p50 * (0.9 + 0.2 * index / 40) for index in range(41))
     facts = {"p90": p50 * 1.05, "mean": p50, "cv": 0.02, "n": 200, "stable": True, "quantiles_ms": quantiles, **other}
     return Latency(status="measured", p50=p50, **facts)
 
 
 def estimated(low: float = 0.5, high: float = 2.0) -> Latency:
-    """An estimate; its p50 is the geometric mean of its ends."""
     middle = (low * high) ** 0.5
     return Latency(status="estimated", p50=middle, low=low, high=high, reason="roofline over 12 kernels")
 
@@ -60,8 +44,8 @@ def made_row(latency: Latency, where: str = "host", **other: Any) -> Row:
     facts: dict[str, Any] = {
         "artifact": "onnx-fp32", "precision": "fp32", "provider": "CPUExecutionProvider", "where": where,
         "phase": "steady", "batch": 1, "seq": 128, "latency_ms": latency, "memory_bytes": memory,
-        "size_bytes": 20 * MIB, "energy_mj": Energy(status="unavailable", reason="no energy counter"),
-        "work": Work(operations=4e8, bytes_moved=3e7, weight_bytes=2e7, operators=90, kernels=40),
+        "size_bytes": 20 * MIB, "energy_mj": reports.Energy(status="unavailable", reason="no energy counter"),
+        "work": reports.Work(operations=4e8, bytes_moved=3e7, weight_bytes=2e7, operators=90, kernels=40),
     }  # fmt: skip
     return Row.model_validate({**facts, **other})
 
@@ -73,13 +57,9 @@ LATENCY = Check(
 SIZE = Check(
     name="size", artifact="onnx-fp32", limit=100 * MIB, value=20 * MIB, unit="bytes", status="pass", basis="measured"
 )
-PROFILE = {
-    "name": "card",
-    "title": "A card",
-    "kind": "cuda",
-    "bandwidth_bytes_per_s": {"value": 192e9, "source": "a data sheet", "verified": False},
-    "peaks": {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}},
-}
+BANDWIDTH = {"value": 192e9, "source": "a data sheet", "verified": False}
+PEAKS = {"fp32": {"value": 9e12, "source": "cores × clock × 2", "verified": False}}
+PROFILE = {"name": "card", "title": "A card", "kind": "cuda", "bandwidth_bytes_per_s": BANDWIDTH, "peaks": PEAKS}
 
 
 def made_search() -> Choice:
@@ -126,14 +106,10 @@ ARTIFACT_NAMES += ["tensorrt-rtx-fp16", "tensorrt-rtx-fp16-exit1"]
 
 def crowded_report() -> Report:
     """Eleven artifacts, measured on this host with much noise and estimated for the device."""
-    rows = [
-        made_row(
-            measured(stable=False, warnings=(f"the calls vary by {i}.5% (above 2.5% is noisy)", "drifted: 1 to 2 ms")),
-            artifact=name,
-            threads=2,
-        )
-        for i, name in enumerate(ARTIFACT_NAMES)
-    ]
+    rows = []
+    for i, name in enumerate(ARTIFACT_NAMES):
+        warnings = (f"the calls vary by {i}.5% (above 2.5% is noisy)", "drifted: 1 to 2 ms")
+        rows.append(made_row(measured(stable=False, warnings=warnings), artifact=name, threads=2))
     device = {"provider": "CPUExecutionProvider", "threads": 4}
     rows += [made_row(estimated(10.5, 98.5), "device", artifact=name, **device) for name in ARTIFACT_NAMES]
     checks = [check.model_copy(update={"artifact": name}) for name in ARTIFACT_NAMES for check in (SIZE, LATENCY)]
@@ -152,7 +128,6 @@ def rendered(content: RenderableType | Callable[[Console], None], width: int = 1
 
 
 def terminal_of(report: Report, width: int = 180, files: Sequence[Path] = ()) -> str:
-    """What `profile` prints."""
     return rendered(lambda console: print_report(report, files, console), width)
 
 
@@ -165,7 +140,6 @@ def html_of(report: Report) -> str:
 
 
 def copy_run(run: Path, folder: Path, **changes: Any) -> Path:
-    """Copy a run and change keys of its run.json."""
     shutil.copytree(run, folder)
     document = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     (folder / "run.json").write_text(json.dumps({**document, **changes}), encoding="utf-8")

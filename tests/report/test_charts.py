@@ -1,7 +1,5 @@
 """Charts: ranges are drawn, and axes show them whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from edgeformer.report import charts

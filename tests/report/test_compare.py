@@ -1,7 +1,5 @@
 """Two reports side by side, and runs side by side."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -18,7 +16,6 @@ from edgeformer.artifacts.report import Latency
 from edgeformer.cli.app import app
 from edgeformer.report.compare import compare_reports, format_comparison, format_pairs, report_of, run_records
 from edgeformer.run import Location, locate, read_run
-from edgeformer.tasks.language_modeling import LanguageScore
 from tests.report.made_reports import copy_run, estimated, made_report, made_row, measured
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"
@@ -50,9 +47,8 @@ class TestReports:
         first = made_report(made_row(measured(20.0)), made_row(measured(90.0), batch=8))
         second = made_report(made_row(measured(10.0), batch=8), made_row(measured(20.0), seq=64))
         rows = compare_reports(first, second)["rows"]
-        assert [(row["batch"], row["seq"], row["mark"]) for row in rows] == [
-            (1, 128, "only in one report"), (8, 128, "faster"), (1, 64, "only in one report"),
-        ]  # fmt: skip
+        assert [(row["batch"], row["seq"]) for row in rows] == [(1, 128), (8, 128), (1, 64)]
+        assert [row["mark"] for row in rows] == ["only in one report", "faster", "only in one report"]
         assert rows[1]["ratio"] == pytest.approx(1 / 9)
         pair = made_row(measured(40.0), threads=1), made_row(measured(20.0), threads=2)
         rows = compare_reports(made_report(*pair), made_report(*reversed(pair)))["rows"]
@@ -114,11 +110,9 @@ def test_times_of_runs_name_unusual_providers_and_other_machines(tmp_path: Path)
         report = made_report(*rows, host=host, created=f"2026-11-{day}T00:00:00+00:00")
         write_json(location.reports / f"{name}.json", report)
     (record,) = run_records([location])
-    assert {name: value for name, value in record.items() if name.endswith("_p50_ms")} == {
-        "onnx-fp32_1x128_p50_ms": 9.0,
-        "onnx-fp32_1x128_openvino-cpu_p50_ms": 5.0,
-        "onnx-fp32_1x128_CUDAExecutionProvider_p50_ms": 1.0,
-    }
+    times = {name.split("1x128")[1]: value for name, value in record.items() if name.startswith("onnx-fp32_1x128")}
+    assert times == {"_p50_ms": 9.0, "_openvino-cpu_p50_ms": 5.0, "_CUDAExecutionProvider_p50_ms": 1.0}
+    assert sum(name.endswith("_p50_ms") for name in record) == len(times)
     assert record["measured_on"] == "Some CPU"
     assert record["reports_left_out"] == "other.json, of A small board with 2 cores (Linux)"
     assert "reports left out" in format_comparison([record], "plain")
@@ -137,7 +131,6 @@ class TestScoresOfRuns:
         locations = [locate(str(run), run.parent) for run in (finished_run, finished_language_run)]
         classifier, language = run_records(locations)
         score = read_run(finished_language_run).test
-        assert isinstance(score, LanguageScore)
         assert language["perplexity"] == score.perplexity
         assert language["perplexity_exit2"] == score.exits["2"].perplexity
         assert "perplexity_exit4" not in language and "caution" not in language and "accuracy" not in language

@@ -1,7 +1,5 @@
 """Terminal, Markdown, CSV, badge and files of a report."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -18,30 +16,17 @@ from edgeformer.report.context import ReportContext, measurement_columns
 from edgeformer.report.documents import badge_svg, write_report
 from edgeformer.report.sentences import badge_markdown, estimate_note, verdict_sentence
 from edgeformer.run import Location
-from tests.report.made_reports import (
-    ARTIFACT_NAMES,
-    LATENCY,
-    SIZE,
-    crowded_report,
-    estimated,
-    html_of,
-    made_report,
-    made_row,
-    made_search,
-    markdown_of,
-    measured,
-    terminal_of,
-)
+from tests.report import made_reports
+from tests.report.made_reports import SIZE, estimated, made_report, made_row, markdown_of, measured, terminal_of
 
-OPEN_LATENCY = LATENCY.model_copy(update={"status": "unknown", "value": None, "basis": None, "reason": "absent"})
-PARTIAL = Verdict(
-    status="pass",
-    checks=(SIZE, SIZE.model_copy(update={"name": "memory"})),
-    judged=("size", "memory"),
-    not_judged=(NotJudged(name="latency", reason="the profile rtx4050 sets no limit"),),
+OPEN_LATENCY = made_reports.LATENCY.model_copy(
+    update={"status": "unknown", "value": None, "basis": None, "reason": "absent"}
 )
+NOT_JUDGED = NotJudged(name="latency", reason="the profile rtx4050 sets no limit")
+BOTH = (SIZE, SIZE.model_copy(update={"name": "memory"}))
+PARTIAL = Verdict(status="pass", checks=BOTH, judged=("size", "memory"), not_judged=(NOT_JUDGED,))
 Renderer = Callable[[Report], str]
-every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, html_of])
+every_document = pytest.mark.parametrize("render", [terminal_of, markdown_of, made_reports.html_of])
 
 
 class TestVerdict:
@@ -49,13 +34,13 @@ class TestVerdict:
         def sentence(*checks: Any, status: str = "unknown", **changes: Any) -> str:
             return verdict_sentence(made_report(verdict=Verdict(status=status, checks=checks), **changes))
 
-        assert sentence(SIZE, LATENCY, status="pass") == "Within budget: size, latency (estimated)."
+        assert sentence(SIZE, made_reports.LATENCY, status="pass") == "Within budget: size, latency (estimated)."
         assert sentence(SIZE, status="pass") == "Within budget: size."
         assert sentence(SIZE, OPEN_LATENCY) == "Unknown: latency; within budget: size."
         too_large = SIZE.model_copy(update={"status": "fail"})
         failed = sentence(too_large, OPEN_LATENCY, status="fail")
         assert failed == "Over budget: size of onnx-fp32; unknown: latency."
-        too_slow = LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
+        too_slow = made_reports.LATENCY.model_copy(update={"status": "fail", "low": 6.0, "value": 8.0, "high": 10.0})
         failed = sentence(SIZE, too_slow, status="fail")
         assert failed == "Over budget: latency of onnx-fp32 (estimated); within budget: size."
         reason, not_judged = "latency was not judged: the profile rtx4050 sets no limit.", PARTIAL.not_judged
@@ -123,12 +108,12 @@ class TestMarkdown:
 
 class TestTerminal:
     def test_eleven_artifacts_fit_80_columns(self) -> None:
-        text = terminal_of(crowded_report(), 80)
+        text = terminal_of(made_reports.crowded_report(), 80)
         tables = [line for line in text.splitlines() if not line.startswith("note")]
-        for name in ARTIFACT_NAMES:
+        for name in made_reports.ARTIFACT_NAMES:
             assert sum(line.startswith(f" {name} ") for line in tables) == 2, "measured and estimated, in a line each"
         assert "≈ 10.5 to 98.5 ms" in text, "the range is judged and stays"
-        assert "per second" in terminal_of(crowded_report(), 180) and "per second" not in text
+        assert "per second" in terminal_of(made_reports.crowded_report(), 180) and "per second" not in text
         assert text.count("threads") == 1, "thread counts of host and device are no comparison of thread counts"
 
     def test_warnings_of_measurements_and_estimates_are_separate(self) -> None:
@@ -147,10 +132,8 @@ class TestTerminal:
 
     def test_every_runtime_has_its_own_first_call(self) -> None:
         providers = ("CPUExecutionProvider", "openvino-cpu")
-        rows = [
-            made_row(measured(p50), phase="cold", provider=provider, threads=2)
-            for provider, p50 in zip(providers, (30.0, 900.0), strict=True)
-        ]
+        cold = zip(providers, (30.0, 900.0), strict=True)
+        rows = [made_row(measured(p50), phase="cold", provider=name, threads=2) for name, p50 in cold]
         rows += [made_row(measured(5.0), provider=provider, threads=2) for provider in providers]
         report = made_report(*rows)
         table = measurement_columns(report).pick("provider", "phase", "first_call").csv(report.rows)
@@ -189,7 +172,7 @@ class TestSearch:
 
     @every_document
     def test_score_has_its_interval_in_every_document(self, render: Renderer) -> None:
-        search = made_search()
+        search = made_reports.made_search()
         interval = {"score": 0.9313, "score_rows": 422, "score_low": 0.9028, "score_high": 0.9535, "bound_inside": True}
         pick = search.candidates[0].model_copy(update=interval)
         undecided = search.model_copy(update={"candidates": (pick, *search.candidates[1:]), "bound": 0.93})
@@ -197,30 +180,21 @@ class TestSearch:
         text = render(report)
         assert "0.9313 (0.9028 to 0.9535)" in text and "accuracy (95% interval)" in text
         assert "0.9200 (" not in text, "a score without an interval has none"
-        sentence = (
-            "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least 0.93. "
-        )
-        assert verdict_sentence(report).startswith(sentence)
+        sentence = "The search picks onnx-fp32, but 422 rows are too few to decide whether its accuracy is at least "
+        assert verdict_sentence(report).startswith(f"{sentence}0.93. ")
 
 
-def test_files_are_written_and_leftovers_of_killed_processes_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_written_and_leftovers_of_killed_processes_removed(tmp_path, monkeypatch):
     monkeypatch.setattr("edgeformer.report.canvas.can_draw", lambda: False)  # drawing takes seconds
-    names = {
-        ".rtx4050.json.abc.tmp.json": 3700,
-        ".rtx4050.json.xyz.tmp.json": 3500,  # may be of a running process
-        ".host.json.abc.tmp.json": 3700,  # of another report
-        "rtx4050.tmp.json": 3700,
-    }
-    (tmp_path / "reports").mkdir()
-    for name, age_s in names.items():
-        (tmp_path / "reports" / name).write_text("{", encoding="utf-8")
-        os.utime(tmp_path / "reports" / name, (time.time() - age_s, time.time() - age_s))
+    folder, leftover = tmp_path / "reports", ".rtx4050.json.abc.tmp.json"
+    kept = {".rtx4050.json.xyz.tmp.json", ".host.json.abc.tmp.json", "rtx4050.tmp.json"}
+    folder.mkdir()
+    for name in (leftover, *kept):
+        age_s = 3500 if "xyz" in name else 3700  # the younger one may be of a running process
+        (folder / name).write_text("{", encoding="utf-8")
+        os.utime(folder / name, (time.time() - age_s, time.time() - age_s))
     report = made_report()
     paths = write_report(report, Location(run=tmp_path, bundle=None))
     assert [path.name for path in paths] == [f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
     assert Report.model_validate_json(paths[0].read_bytes(), strict=False) == report
-    assert {path.name for path in (tmp_path / "reports").iterdir()} - {path.name for path in paths} == {*names} - {
-        ".rtx4050.json.abc.tmp.json"
-    }
+    assert {path.name for path in folder.iterdir()} == kept | {path.name for path in paths}

@@ -1,7 +1,5 @@
 """Model card of a run: protocol, scores of every exit, leaks first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ from edgeformer.inference.verify import verify
 from edgeformer.models import load_recipe, read_run_recipe
 from edgeformer.models.card import artifact_section, model_card
 from edgeformer.run import read_run
-from edgeformer.tasks.language_modeling import LanguageScore
 
 OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1"
 
@@ -21,7 +18,6 @@ def card_of(run: Path, manifest: RunManifest | None = None) -> str:
 
 
 def leaking(manifest: RunManifest) -> RunManifest:
-    assert manifest.causality is not None
     causality = manifest.causality.model_copy(update={"leaks": True, "reach": 17})
     return manifest.model_copy(update={"leaks": True, "causality": causality})
 
@@ -32,7 +28,6 @@ def test_card_is_in_the_model_and_with_the_artifacts_in_the_bundle(fresh_run: Pa
     assert texts == [card, f"{card}\n{artifact_section(bundle.manifest)}"]
     assert not verify(bundle).damaged  # the manifest has this card's checksum
     for entry in bundle.built():
-        assert entry.sharing is not None and entry.parity is not None and entry.drift is not None
         assert f"| {entry.id} " in texts[1] and f"{entry.parity.max_abs_error:.1e}" in texts[1]
         low, high = entry.drift.loops[-1].rms_interval or (0, 0)
         assert f"({low:.1e}–{high:.1e})" in texts[1] and f"{entry.sharing.stored_parameters:,}" in texts[1]
@@ -47,23 +42,16 @@ def test_protocol_scores_and_overlap(finished_run: Path) -> None:
     assert "Synthetic data" not in card_of(finished_run, real)
 
 
-def test_language_model_has_every_exit(finished_language_run: Path) -> None:
+def test_language_model_has_every_exit_and_a_leak_comes_first(finished_language_run: Path) -> None:
     card, score = card_of(finished_language_run), read_run(finished_language_run).test
-    assert isinstance(score, LanguageScore)
     for loop, exit_score in score.exits.items():
         assert f"| loop {loop} " in card and f"{exit_score.perplexity:,.2f}" in card
     assert f"{score.word_perplexity:,.2f}" in card
     assert "later tokens change no output" in card and "pipeline_tag: text-generation" in card
     assert "Synthetic data" in card and "LEAKS" not in card
-
-
-def test_leak_comes_before_every_figure(finished_language_run: Path) -> None:
     card = card_of(finished_language_run, leaking(read_run(finished_language_run)))
     assert card.index(LEAKS) < card.index("**Model:**") < card.index("## Scores")
     assert "tokens up to 17 positions later" in card
-
-
-def test_imported_model_has_no_scores(finished_language_run: Path) -> None:
     changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}, "reason": "imported from x"}
     manifest = leaking(read_run(finished_language_run)).model_copy(update=changes)
     card = card_of(finished_language_run, manifest)

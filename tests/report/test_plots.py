@@ -1,7 +1,5 @@
 """Pictures of runs and bundles: learning curves, sizes; titles that fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -43,9 +41,7 @@ def records_of(run: Path, kind: str) -> list[dict[str, Any]]:
 
 
 class TestLearningCurve:
-    def test_four_panels_of_a_run_with_exits(
-        self, finished_language_run: Path, tmp_path: Path, figures: list[Figure]
-    ) -> None:
+    def test_four_panels_of_a_run_with_exits(self, finished_language_run, tmp_path, figures):
         run = copy_run(finished_language_run, tmp_path / "run")
         path = draw_learning_curve(run)
         assert path == run / "plots" / "learning_curve.png" and path.read_bytes().startswith(b"\x89PNG")
@@ -109,9 +105,7 @@ LONG_NAME = "a_run_that_is_named_after_every_setting_in_its_recipe_" * 4
     ("title", "panels", "size"),
     [("small · from $1 to $2 \x1b[31m", 1, (7.0, 3.6)), (f"{LONG_NAME} {LONG_TITLE}", 4, (17.5, 4.1))],
 )
-def test_figure_grows_with_the_lines_of_its_title(
-    title: str, panels: int, size: tuple[float, float], tmp_path: Path, figures: list[Figure]
-) -> None:
+def test_figure_grows_with_the_lines_of_its_title(title, panels, size, tmp_path, figures):
     with drawing(tmp_path / "a.png", title, panels, size) as axes:
         for axis in axes:
             axis.plot([1, 2], [1, 2])

@@ -1,7 +1,5 @@
 """Rows of --publish: the columns of the published measurements, and nothing that identifies the owner."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.conftest import GOLDEN
 from tests.report.made_reports import estimated, made_report, made_row, measured
 
 
-def test_stable_measured_times_are_added_to_a_file(tmp_path: Path) -> None:
+def test_stable_measured_times_are_added_to_a_file_with_these_columns(tmp_path: Path) -> None:
     bundle, path = Bundle.open(GOLDEN / "small" / "bundle"), tmp_path / "rows.csv"
     report = made_report(
         made_row(measured(12.5)), made_row(measured(stable=False)), made_row(measured(), phase="cold"),
@@ -30,9 +28,6 @@ def test_stable_measured_times_are_added_to_a_file(tmp_path: Path) -> None:
         "precision": "FP32", "batch": "1", "value": "12.5", "unit": "ms", "date": "2026-11-21", "note": "200 calls",
     }  # fmt: skip
     assert expected.items() <= first.items()
-
-
-def test_a_file_with_other_columns_stays_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(InputError, match="give a new file"):

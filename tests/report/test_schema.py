@@ -1,7 +1,5 @@
 """Schemas and the reference of keys: what is shipped passes, slips do not, and the document is what the models say."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -30,15 +28,12 @@ def test_what_is_shipped_passes(folder: Any, document: Document) -> None:
         assert list(checks.iter_errors(read_yaml(find(folder, name)).content)) == [], name
 
 
-def test_slips_in_a_recipe_do_not_pass() -> None:
+def test_slips_do_not_pass() -> None:
     recipe, checks = read_yaml(find("recipes", "quickstart")).content, validator("recipe")
     slips = {"training": {"epochs": -1, "epoch": 3, "layer_decay": "0.9"}, "model": {"kind": "encodr"}}
     for section, changes in {**slips, "data": {"split": "mine"}}.items():
         for key, value in changes.items():
             assert not checks.is_valid({**recipe, section: {**recipe[section], key: value}}), key
-
-
-def test_sizes_of_a_profile_have_units() -> None:
     profile = read_yaml(find("profiles", "rtx4050")).content
     for size, valid in (("5.4 GiB", True), (5_798_205_849, True), ("much", False)):
         usable = {**profile["usable_memory_bytes"], "value": size}
@@ -53,13 +48,10 @@ def test_a_bundle_is_what_its_schema_says() -> None:
     assert not checks.is_valid({**manifest, "artifacts": "none"})
 
 
-def test_links_of_the_reference_have_a_heading() -> None:
+def test_links_and_code_of_the_reference() -> None:
     written = reference("recipe")
     headings = [line[3:].lower().replace(" ", "-") for line in written.splitlines() if line.startswith("## ")]
     anchors = {"".join(c for c in heading if c.isalnum() or c in "-_") for heading in headings}
     assert {part.split(")")[0] for part in written.split("](#")[1:]} <= anchors
-
-
-def test_code_in_a_meaning_stays_code() -> None:
     row = next(line for line in reference("recipe").splitlines() if line.startswith("| `kernels` |"))
     assert " (`fused`)" in row and "\\`" not in row

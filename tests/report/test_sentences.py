@@ -1,7 +1,5 @@
 """Templates of notes: every call names one of them and gives all of its facts."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from string import Formatter

@@ -1,7 +1,5 @@
 """Terminal tables of runs, bundles, scores, early exit and calibrations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +9,8 @@ from edgeformer.artifacts.device import Calibration, EstimateError, FittedCase
 from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.scores import EarlyExitRow
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
-from edgeformer.report.tables import (
-    artifact_table,
-    comparable_scores,
-    early_exit_table,
-    evaluation_table,
-    print_calibration,
-    run_table,
-)
+from edgeformer.report import tables
+from edgeformer.report.tables import artifact_table, evaluation_table, print_calibration
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks, get_task
 from edgeformer.tasks.language_modeling import LanguageScore
@@ -45,9 +37,7 @@ class TestArtifacts:
             ("classifier-v1", "accuracy", ("onnx-fp32-step", "onnx-int8-step")),
         ],
     )
-    def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(
-        self, name: str, metric: str, golden_only: tuple[str, ...]
-    ) -> None:
+    def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(self, name, metric, golden_only):
         bundle = old_bundle(name)
         text = rendered(artifact_table(bundle), 220)
         assert "of the validation split" in text
@@ -62,7 +52,7 @@ class TestArtifacts:
         bundle = old_bundle("language-v1")
         artifacts = tuple(artifact.model_copy(update={"validation": None}) for artifact in bundle.artifacts)
         golden = bundle.model_copy(update={"artifacts": artifacts})
-        scores, scored_on = comparable_scores(golden)
+        scores, scored_on = tables.comparable_scores(golden)
         assert set(scores) == {artifact.id for artifact in bundle.artifacts}
         assert scored_on is not None and "golden inputs only" in scored_on
         text = rendered(artifact_table(golden), 220)
@@ -73,31 +63,28 @@ class TestArtifacts:
 class TestRun:
     def test_language_model(self, finished_language_run: Path) -> None:
         manifest = read_run(finished_language_run)
-        score, text = manifest.test, rendered(run_table(manifest), 220)
+        score, text = manifest.test, rendered(tables.run_table(manifest), 220)
         assert isinstance(score, LanguageScore) and score.early_exit is not None
         for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
             assert f"{value:,.2f}" in text
         assert f"({score.early_exit.mean_loops:.2f} loops)" in text
         assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
         assert LEAKS not in text
-        assert LEAKS in rendered(run_table(manifest.model_copy(update={"leaks": True})), 220)
+        assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
         changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
-        text = rendered(run_table(manifest.model_copy(update=changes)), 220)
+        text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
         assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
         assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
 
 
 def test_evaluation(finished_language_run: Path) -> None:
     score, task = read_run(finished_language_run).test, get_task("language-modeling")
-    assert isinstance(score, LanguageScore)
     text = rendered(evaluation_table("mine", task, task.evaluation_rows("torch", "test", score, leaks=False)), 220)
     lines = [line.split() for line in text.splitlines() if " torch " in f" {line} "]
     assert [line[2] for line in lines] == ["last", "2"]
     assert lines[0][5] == f"{score.perplexity:,.2f}" and lines[1][5] == f"{score.exits['2'].perplexity:,.2f}"
-    assert LEAKS not in text
-    assert LEAKS in rendered(
-        evaluation_table("mine", task, task.evaluation_rows("torch", "test", score, leaks=True)), 220
-    )
+    leaking = evaluation_table("mine", task, task.evaluation_rows("torch", "test", score, leaks=True))
+    assert LEAKS not in text and LEAKS in rendered(leaking, 220)
 
 
 def early_exit_row(threshold: float | None, share: float, **changes: Any) -> EarlyExitRow:
@@ -110,7 +97,7 @@ def early_exit_row(threshold: float | None, share: float, **changes: Any) -> Ear
 
 def test_thresholds_loops_and_shares_of_early_exit() -> None:
     rows = (early_exit_row(None, 1.0), early_exit_row(0.9, 0.25), early_exit_row(0.1, 1.0, rule="cosine"))
-    text = rendered(early_exit_table("mine", rows))
+    text = rendered(tables.early_exit_table("mine", rows))
     assert "paper: 0.90" in text and " 0.9 " in text and " cosine 0.1 " in text
     assert "1: 25.0%, 2: 75.0%" in text and "1.75" in text and "0.7500" in text
 
@@ -126,9 +113,7 @@ def test_calibration_shows_its_cases_and_its_error() -> None:
     assert "2.00 ms" in text and "≈ 4.00 ms" in text and "+1.00" in text
     unstable = calibration.model_copy(update={"validated_on": (case.model_copy(update={"stable": False}),)})
     assert "every measurement is unstable" in rendered(lambda console: print_calibration(unstable, None, console))
-    error = EstimateError(
-        kind="cpu", device="a processor", cases=18, median_log2=0.1, worst_log2=1.0, created=calibration.created
-    )
-    checked = calibration.model_copy(update={"error": error})
+    facts = {"kind": "cpu", "device": "a processor", "cases": 18, "created": calibration.created}
+    checked = calibration.model_copy(update={"error": EstimateError(**facts, median_log2=0.1, worst_log2=1.0)})
     text = rendered(lambda console: print_calibration(checked, None, console))
     assert "by a factor of 1.07 (median) and 2.00 (largest)" in text

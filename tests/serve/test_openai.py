@@ -1,7 +1,5 @@
 """``serve`` of a language model: the ``openai`` client, streams, stop texts, refusals, queue, chat templates."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -96,9 +94,8 @@ def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> Non
             assert answer.usage.completion_tokens == len(expected.tokens)
             assert answer.usage.prompt_tokens == expected.prompt_tokens
         assert streamed(client, **options)[0] == expected.text
-        with pytest.raises(
-            openai.BadRequestError, match="has no chat template; use /v1/completions, or start"
-        ) as caught:
+        message = "has no chat template; use /v1/completions, or start"
+        with pytest.raises(openai.BadRequestError, match=message) as caught:
             client.chat.completions.create(model="looped", messages=[{"role": "user", "content": "a"}])
         assert caught.value.code == "no_chat_template"
 
@@ -106,9 +103,8 @@ def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> Non
 def test_tokens_exit_by_the_cosine(tmp_path: Path) -> None:
     folder = write_language_run(tmp_path / "tiny")
     greedy = GenerateOptions(max_tokens=24, sampling=Sampling(0), artifact="torch")
-    every_loop, early = (
-        generate(locate(str(folder), tmp_path), PROMPT, replace(greedy, cosine=cosine)) for cosine in (None, -1.0)
-    )
+    both = (replace(greedy, cosine=cosine) for cosine in (None, -1.0))
+    every_loop, early = (generate(locate(str(folder), tmp_path), PROMPT, options) for options in both)
     assert set(early.loops) == {1} and early.text != every_loop.text
     options = {"model": "tiny", "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
     with serving("--artifact", "torch", "--cosine=-1", bundle=folder) as (_, port), connected(port) as client:
@@ -214,9 +210,7 @@ def test_the_program_of_the_guide(port: int, client: Any, capsys: pytest.Capture
         ({"best": 1}, 400, "best", "Extra inputs are not permitted"),
     ],
 )
-def test_invalid_requests_are_refused_in_openais_form(
-    port: int, body: dict[str, Any], status: int, param: str | None, message: str
-) -> None:
+def test_invalid_requests_are_refused_in_openais_form(port, body, status, param, message):
     reply = request(port, "/v1/completions", {"prompt": "a", **body})
     error = reply[2]["error"]
     assert (reply[0], error["type"]) == (status, "invalid_request_error") and message in error["message"], reply
@@ -249,10 +243,8 @@ def test_the_page_shows_the_stream_and_can_stop_it(run: Path, port: int) -> None
         tab.wait("document.getElementById('label').textContent === 'Message'")
         tab.run("document.getElementById('tokens').value = 3; document.getElementById('form').requestSubmit()")
         tab.wait("/^[1-3] tokens?/.test(document.getElementById('note').textContent)")
-        tab.run(
-            """document.getElementById('tokens').value = 3900; document.getElementById('temperature').value = 0;
-            document.getElementById('form').requestSubmit()"""
-        )
+        tab.run("document.getElementById('tokens').value = 3900; document.getElementById('temperature').value = 0")
+        tab.run("document.getElementById('form').requestSubmit()")
         tab.wait("document.getElementById('written').textContent.length > 20")
         tab.run("document.getElementById('form').requestSubmit()")
         tab.wait("document.getElementById('note').textContent === 'stopped'")
@@ -347,9 +339,7 @@ def test_requests_wait_for_their_turn(run: Path, monkeypatch: pytest.MonkeyPatch
     assert gate.picked == [1, 1, 1, 3, 3, 3]
 
 
-def test_who_waits_too_long_is_refused_and_errors_reach_only_their_request(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_too_long_is_refused_and_errors_reach_only_their_request(run, monkeypatch):
     gate = Gate(monkeypatch)
     with closing(Writer(locate(str(run), run.parent), GenerateOptions())) as writer:
         queue, ids = WritingQueue(writer, ServeLimits(timeout_s=0.2), Metrics()), writer.encode(PROMPT)
@@ -387,9 +377,8 @@ def test_templates_render_as_in_transformers(source: str) -> None:
     messages = [ChatMessage(role="system", content="Kurz, bitte."), ChatMessage(role="user", content=" Grüße ☕\n")]
     documents = [{"role": message.role, "content": message.text} for message in messages]
     tokens = {name: token for name, token in TOKENS.items() if token}
-    (expected,), _ = chats.render_jinja_template(
-        [documents], chat_template=source, add_generation_prompt=True, **tokens
-    )
+    options = {"chat_template": source, "add_generation_prompt": True}
+    (expected,), _ = chats.render_jinja_template([documents], **options, **tokens)
     assert ChatTemplate(source, TOKENS).render(messages) == expected
 
 

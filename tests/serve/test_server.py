@@ -1,7 +1,5 @@
 """``serve`` as a child process: answers, refusals, limits, overload, and stopping under load."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal
@@ -35,11 +33,9 @@ TEXTS = [f"{'very ' * (number % 12)}good film number {number}" for number in ran
 @contextmanager
 def serving(*options: str, bundle: Path = CLASSIFIER / "bundle") -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Start a server; yield its process and port."""
-    command = [sys.executable, "-m", "edgeformer", "serve", str(bundle), "--port", "0", "--json"]
-    child = subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-    assert child.stdout is not None and child.stderr is not None
+    command = [sys.executable, "-m", "edgeformer", "serve", str(bundle), "--port", "0", "--json", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    child = subprocess.Popen(command, text=True, encoding="utf-8", **pipes)
     try:
         line = child.stdout.readline()
         assert line, child.stderr.read()
@@ -67,9 +63,7 @@ def request(port: int, path: str, body: object = None, headers: dict[str, str] |
         return request_on(connection, path, body, headers)
 
 
-def request_on(
-    connection: HTTPConnection, path: str, body: object = None, headers: dict[str, str] | None = None
-) -> Reply:
+def request_on(connection: HTTPConnection, path: str, body: object, headers: dict[str, str] | None = None) -> Reply:
     """Return status, headers, and the body: parsed if it is JSON."""
     content = body if isinstance(body, (bytes, type(None))) else json.dumps(body).encode()
     connection.request("GET" if body is None else "POST", path, content, headers or (JSON if body else {}))

@@ -1,7 +1,5 @@
 """A study that is finished before the tests begin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -17,11 +15,9 @@ PUBLISHED = {"run": "first", "source": "Table 0", "values": {"accuracy": 0.5}}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished study of three runs: its file and its artifacts. Copy it before changing anything."""
     folder = tmp_path_factory.mktemp("study")
-    figures = [
-        {"kind": "dots", "title": "accuracy", "y": ["accuracy"]},
-        {"kind": "bubbles", "title": "trade", "x": "loss", "y": ["accuracy"], "size": "parameters"},
-        {"kind": "curves", "title": "curves", "y": ["val_loss"]},
-    ]
+    bubbles = {"kind": "bubbles", "title": "trade", "x": "loss", "y": ["accuracy"], "size": "parameters"}
+    dots, curves = {"kind": "dots", "title": "accuracy", "y": ["accuracy"]}, {"kind": "curves", "title": "curves"}
+    figures = [dots, bubbles, {**curves, "y": ["val_loss"]}]
     choices = [{"title": "Best", "smallest": "accuracy", "paper": "none"}]
     table = {"published": [PUBLISHED], "choices": choices, "paired": {"second": "first"}}
     path = write(folder, study("tiny", RUNS, table=table, figures=figures))

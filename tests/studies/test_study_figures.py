@@ -1,7 +1,5 @@
 """Pictures of studies say how sure their figures are, where axes begin, and which scores are void."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

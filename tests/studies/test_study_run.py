@@ -1,7 +1,5 @@
 """A study trains what is missing and nothing else, continues after an interruption, and is made from results alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -18,8 +16,6 @@ from benchmarks.studies.paired import unpacked
 from benchmarks.studies.results import StudyTable
 from benchmarks.studies.study import Plan, StudyOptions, plan_study, run_study
 from edgeformer.artifacts.recipe import Recipe
-from edgeformer.tasks.classification import ClassificationRecipe
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from edgeformer.training.train import TrainOptions, train
 from tests.studies.tiny_study import run, study, write
 
@@ -56,11 +52,8 @@ def test_the_folder_has_table_page_and_figures(place: Path) -> None:
         (row,) = [r for r in result["evaluation"]["rows"] if (r["artifact"], r["split"]) == ("torch", name)]
         assert unpacked(text, row["n"]).mean() == pytest.approx(row["accuracy"])
     assert [(pair.run, pair.against) for pair in table.pairs] == [("second", "first")]
-    assert (
-        table.pairs[0].difference
-        == pytest.approx(second.cells["accuracy"].mean - first.cells["accuracy"].values[0], abs=1e-9)
-        and "Second − First" in page
-    )
+    difference = second.cells["accuracy"].mean - first.cells["accuracy"].values[0]
+    assert table.pairs[0].difference == pytest.approx(difference, abs=1e-9) and "Second − First" in page
     assert (2, "onnx-fp16") in scored and not any(epochs == 1 and "onnx" in name for epochs, name in scored)
 
 
@@ -133,9 +126,7 @@ ENCODER = [0.69111, 0.69774, 0.70010, 0.68471, 0.69950]
 CRT = [5.98147, 5.80980, 5.41923, 5.11702, 4.95232]
 
 
-def test_what_a_seeded_training_computes_is_that_of_this_revision(
-    small_recipe: ClassificationRecipe, small_language_recipe: LanguageRecipe, tmp_path: Path
-) -> None:
+def test_what_a_seeded_training_computes_is_that_of_this_revision(small_recipe, small_language_recipe, tmp_path):
     """Mean losses of 5 steps each, then the validation loss, after 20 steps."""
 
     def losses(recipe: Recipe) -> list[float]:

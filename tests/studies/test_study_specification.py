@@ -1,22 +1,13 @@
 """A study's file and its options are checked before training; results are found by what decides the weights."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.studies.jobs import (
-    Job,
-    decisive,
-    jobs_of,
-    load_local_data,
-    recipe_sha256,
-    source_notes,
-    with_local_data,
-)
+from benchmarks.studies import jobs as study_jobs
+from benchmarks.studies.jobs import decisive, load_local_data, recipe_sha256, with_local_data
 from benchmarks.studies.results import Results, StudyRow, StudyTable, kept_documents
 from benchmarks.studies.specification import load_study, study_names
 from benchmarks.studies.study import main
@@ -28,7 +19,6 @@ from tests.studies.tiny_study import SUMMARY, graph, job_of, results_of, run, sc
 
 
 def recipes_of(name: str) -> list[Any]:
-    """The recipes of a study's rows."""
     loaded, _ = load_study(name)
     assert loaded.name == name
     changes = {row: [f"{key}={json.dumps(value)}" for key, value in loaded.changes(row).items()] for row in loaded.runs}
@@ -49,7 +39,7 @@ def test_every_recipe_has_local_data(name: str, data_folder: Path, tmp_path: Pat
         local: Any = with_local_data(recipe, [data_folder, tmp_path], load_local_data())
         paths = [Path(source.path) for sources in local.data.parts.values() for source in sources]
         assert paths and all(path.is_file() for path in paths)
-        assert not any(note.endswith("from the hub") for note in source_notes(recipe, load_local_data()))
+        assert not any(note.endswith("from the hub") for note in study_jobs.source_notes(recipe, load_local_data()))
 
 
 TAUGHT = {**run("A"), "teacher": "b"}
@@ -69,9 +59,7 @@ TAUGHT = {**run("A"), "teacher": "b"}
         ({"runs": {"a": {**run("A"), "set": {"training.epoch": 3}}}}, ["runs.a", "training.epoch", "'epochs'"]),
     ],
 )
-def test_a_bad_study_is_refused_with_file_and_key(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], texts: list[str]
-) -> None:
+def test_a_bad_study_is_refused_with_file_and_key(capsys, tmp_path, change, texts):
     path = write(tmp_path, {**study("bad", {"a": run("A")}), **change})
     assert main([path, "--artifacts", str(tmp_path / "artifacts"), "--dry-run"]) == 2
     message = " ".join(capsys.readouterr().err.split())
@@ -97,11 +85,12 @@ def test_a_part_of_a_split_is_not_its_whole_file(tmp_path: Path) -> None:
     for file in (file for source in mapping.sources for file in source.files):
         (tmp_path / file["path"]).parent.mkdir(exist_ok=True)
         (tmp_path / file["path"]).touch()
-    parts = [
-        {"train": [{"kind": "hub", "name": name, "split": "train[:1000]", "label_value": "positive"}]}
-        for name in ("stanfordnlp/imdb", "fancyzhx/yelp_polarity")
-    ]
-    imdb, yelp = (load_recipe("quickstart", [f"data.parts={json.dumps(part)}"]) for part in parts)
+    part, names = (
+        {"kind": "hub", "split": "train[:1000]", "label_value": "positive"},
+        ("stanfordnlp/imdb", "fancyzhx/yelp_polarity"),
+    )
+    parts = (json.dumps({"train": [{**part, "name": name}]}) for name in names)
+    imdb, yelp = (load_recipe("quickstart", [f"data.parts={each}"]) for each in parts)
     with pytest.raises(EdgeformerError, match=r"train\[:1000\] from the hub, a part of a split"):
         with_local_data(imdb, [tmp_path], mapping)
     local: Any = with_local_data(yelp, [tmp_path], mapping)  # a stand-in of fewer rows, as its note says
@@ -120,9 +109,9 @@ def test_only_what_decides_the_weights_changes_the_hash() -> None:
     assert decisive(first) == decisive(second)
 
 
-def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[Job]:
+def jobs(path: str, artifacts: Path, *, offline: bool = False) -> list[study_jobs.Job]:
     loaded, file = load_study(path)
-    return jobs_of(loaded, file, artifacts, offline=offline)
+    return study_jobs.jobs_of(loaded, file, artifacts, offline=offline)
 
 
 @pytest.mark.parametrize("name", ["table6", "crt-exits"])

@@ -1,24 +1,14 @@
 """The table of given results: exits, precisions, thresholds, times in turns, recommendations, and the finding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.studies import results
 from benchmarks.studies.figures import draw_study
 from benchmarks.studies.render import finding_of, study_body, study_page
-from benchmarks.studies.results import (
-    Cell,
-    Outcome,
-    StudyRow,
-    StudyRun,
-    StudyTable,
-    StudyTimes,
-    TimedArtifact,
-    machine_of,
-)
+from benchmarks.studies.results import Cell, Outcome, StudyRow, StudyRun, StudyTable
 from benchmarks.studies.specification import FigureSpec, Study
 from benchmarks.studies.table import mixed_formats, mixed_hosts, pick, rows_of
 from edgeformer.artifacts.errors import RecipeError
@@ -30,10 +20,10 @@ def test_exits_are_measured_against_the_whole_model() -> None:
     by_exit = [scores("torch", "validation", loss=2.0 + 1 / exit_, exit=exit_) for exit_ in (2, 4)]
     evaluation = Evaluation(rows=(scores("torch", "validation", loss=2.0), *by_exit))
     exits = (graph("fp32"), graph("fp32", id="onnx-fp32-exit2", role="exit", exit=2), graph("fp16"))
-    times = StudyTimes(
+    times = results.StudyTimes(
         key="t", batch=1, seq=8, threads=1, host={}, versions={}, code_version="0", started="now", seconds=1.0,
         entries=tuple(
-            TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p")
+            results.TimedArtifact(run="k", artifact=name, p50_ms=p50, stable=True, provider="p")
             for name, p50 in {"onnx-fp32": (8.0, 9.0, 10.0), "onnx-fp32-exit2": (4.0, 3.0, 2.5)}.items()
         ),
     )  # fmt: skip
@@ -91,9 +81,12 @@ def test_minutes_of_two_machines_are_left_out_and_code_in_notes_stays_code() -> 
         )  # fmt: skip
         return study_page(made, {"figure1.png": "Loss"}, "{{ clear('a', 'b', 'test', 'loss') }}")
 
-    card = machine_of({"cpu": "X", "accelerator": "cuda"})
+    card = results.machine_of({"cpu": "X", "accelerator": "cuda"})
     assert "**min**" in page("X, fp32", "X, bf16") and "**min**" not in page("X, fp32", f"{card}, bf16")
-    assert card == "graphics card not recorded" and machine_of({"cpu": "X", "accelerator": "cuda", "gpu": "H"}) == "H"
+    assert (
+        card == "graphics card not recorded"
+        and results.machine_of({"cpu": "X", "accelerator": "cuda", "gpu": "H"}) == "H"
+    )
     text = page("X, fp32")
     assert "`sst-test` is \\*another\\* set" in text and "Welch" in text and "![Loss](figure1.png)" in text
 

@@ -1,7 +1,5 @@
 """A study whose runs take a second or two, as a file; and results of runs that nobody trained."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -31,25 +29,18 @@ def run(label: str, seeds: tuple[int, ...] = (1,), **changes: Any) -> dict[str, 
 
 
 def study(name: str, runs: dict[str, dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """The content of a study's file."""
     table = {"rows": "tests", "columns": ["parameters", "accuracy", "loss"], **more.pop("table", {})}
-    text = {
-        "title": f"The study {name}",
-        "element": "no table of a paper",
-        "protocol": "Two epochs of next to nothing.",
-    }
+    text = {"title": f"The study {name}", "element": "no table of a paper", "protocol": "Two epochs."}
     return {"name": name, **text, "runs": runs, "table": table, **more}
 
 
 def write(folder: Path, content: dict[str, Any]) -> str:
-    """The path of the study's file, written into ``folder``."""
     path = folder / f"{content['name']}.yaml"
     path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     return str(path)
 
 
 def results_of(key: str, **changes: Any) -> StudyRun:
-    """The results of a run that nobody trained."""
     facts: dict[str, Any] = {
         "key": key, "recipe_sha256": "r", "revision": 1, "task": "classification", "recipe": {}, "run": f"run-{key}",
         "data": SUMMARY, "parameters": 2**20, "loops": 8, "steps": 10, "epochs": 2, "best_epoch": 1, "seconds": 90.0,
@@ -60,18 +51,15 @@ def results_of(key: str, **changes: Any) -> StudyRun:
 
 
 def scores(artifact: str, split: str, **figures: Any) -> EvaluationRow:
-    """A score of four rows."""
     return EvaluationRow(artifact=artifact, split=split, n=4, **{"loss": 1.0, **figures})
 
 
 def graph(precision: str, **changes: Any) -> ExportedSize:
-    """An exported graph of a thousand bytes."""
     facts = {"id": f"onnx-{precision}", "precision": precision, "role": "full", "exit": None, "status": "built"}
     return ExportedSize(**{**facts, "size_bytes": 1000, **changes})
 
 
 def job_of(study: Study, row: str, **changes: Any) -> Job:
-    """A job of a study's row on the data of SUMMARY."""
     recipe, spec = load_recipe("quickstart"), study.runs[row].model_copy(update=changes)
     return Job(row, 1, spec, recipe, recipe, "r", SUMMARY)
 
@@ -79,7 +67,6 @@ def job_of(study: Study, row: str, **changes: Any) -> Job:
 def table_of(
     table: dict[str, Any], results: dict[str, list[StudyRun]], times: StudyTimes | None = None
 ) -> tuple[Study, tuple[StudyRow, ...]]:
-    """The study, and the lines of its table, of given results."""
     content = study("made", {name: run(name.title()) for name in results}, table=table)
     specification = Study.model_validate(content, strict=False)
     outcomes = [Outcome(job_of(specification, name), item) for name, runs in results.items() for item in runs]

@@ -1,7 +1,5 @@
 """Questions in child processes, and what the machine itself says to `doctor`."""
 
-from __future__ import annotations
-
 import time
 
 from edgeformer.system.capability import Answer, ask_installed, machine_capabilities

@@ -1,7 +1,5 @@
 """Child processes end when their parent is killed; so does everything that a command starts."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil
@@ -105,7 +103,6 @@ def test_processes_are_started_in_one_place_only() -> None:
 
 
 def words_of(processes: Sequence[psutil.Process]) -> str:
-    """Return all words of the command lines."""
     words = []
     for process in processes:
         with suppress(psutil.Error):
@@ -125,9 +122,7 @@ def words_of(processes: Sequence[psutil.Process]) -> str:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_nothing_is_left_of_a_killed_command(
-    arguments: list[str], started: str, tmp_path: Path, finished_run: Path
-) -> None:
+def test_nothing_is_left_of_a_killed_command(arguments, started, tmp_path, finished_run):
     shutil.copytree(finished_run, tmp_path / "artifacts" / "small")
     write_tickets(tmp_path / "tickets.csv")
     command, environment = [sys.executable, "-m", "edgeformer", *arguments], {**os.environ}

@@ -1,7 +1,5 @@
 """The calls of CUDA's driver, against a stand-in of a few lines of C: pointers must arrive whole."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

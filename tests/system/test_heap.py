@@ -1,7 +1,5 @@
 """What a process keeps while it is asked to: memory that was freed goes back afterwards, and primitives stay few."""
 
-from __future__ import annotations
-
 import json
 import platform
 import subprocess

@@ -1,7 +1,5 @@
 """Names, quotas and energy counters of systems that are not this one, from copies of their files."""
 
-from __future__ import annotations
-
 import platform
 import sys
 from functools import partial
@@ -25,7 +23,6 @@ UNIVERSAL = platform.processor() or platform.machine()
 
 
 def write_root(root: Path, cpuinfo: str | None = None, **tree: bytes) -> Path:
-    """Write a root folder with /proc/cpuinfo and the entries of /proc/device-tree."""
     folder = root / "proc" / "device-tree"
     folder.mkdir(parents=True)
     if cpuinfo is not None:
@@ -110,9 +107,7 @@ def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.Mon
     ("content", "cores", "threads"),
     [(None, None, 4), ("max 100000", None, 4), ("150000 100000", 1.5, 1), ("50000 100000", 0.5, 1)],
 )
-def test_threads_respect_a_container_quota(
-    content: str | None, cores: float | None, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_respect_a_container_quota(content, cores, threads, tmp_path, monkeypatch):
     """cpu.max holds microseconds per period; a second thread on half a core would only wait."""
     file = tmp_path / "cpu.max"
     if content is not None:

@@ -1,7 +1,5 @@
 """A folder that is replaced by one process at a time, and what is done about those that were killed meanwhile."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One writer per folder: a live owner keeps the lock, a dead one loses it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -34,8 +32,7 @@ with lock_folder(Path(sys.argv[1]), "is being trained"):
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
-    owner: dict[str, Any] = json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))
-    return owner
+    return json.loads((folder / LOCK_FILE).read_text(encoding="utf-8"))
 
 
 def write_owner(folder: Path, **changes: Any) -> None:
@@ -99,9 +96,7 @@ def test_the_file_names_this_process_until_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("off_s", "is_same"), [(1.9, True), (-1.9, True), (2.0, False), (-60.0, False)])
-def test_an_owner_is_identified_by_pid_and_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_s: float, is_same: bool
-) -> None:
+def test_an_owner_is_identified_by_pid_and_start(tmp_path, monkeypatch, off_s, is_same):
     monkeypatch.setattr(lock, "_start_time", lambda pid: {os.getppid(): 64.0, os.getpid(): 90.0}[pid])
     write_owner(tmp_path, process_started=64.0 + off_s)
     assert is_refused(tmp_path) is is_same

@@ -1,7 +1,5 @@
 """What NVML says, through the real pynvml: cards of several platforms, each of which leaves something out."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -14,17 +12,10 @@ def test_a_laptops_card_at_one_moment(nvml: Driver) -> None:
     nvml.answer(LAPTOP)
     (card,) = nvidia.gpus()
     assert card == nvidia.Gpu(0, "NVIDIA GeForce RTX 4050 Laptop GPU", UUID, 6141 * MIB, "8.9")
-    state = nvidia.state(UUID)
-    assert state == nvidia.GpuState(
-        sm_clock_mhz=1500,
-        memory_clock_mhz=8001,
-        temperature_c=67,
-        power_limit_w=55.0,
-        throttle_reasons="0x25",
-        energy_mj=1_000_000,
-        process_ids=(3, 5, 7),  # who draws uses the card, too
-        slowed_by=("power limit", "heat (software)"),  # idling is no slowdown
-    )
+    clocks = {"sm_clock_mhz": 1500, "memory_clock_mhz": 8001, "temperature_c": 67, "power_limit_w": 55.0}
+    uses = {"energy_mj": 1_000_000, "process_ids": (3, 5, 7)}  # who draws uses the card, too
+    slowed = {"throttle_reasons": "0x25", "slowed_by": ("power limit", "heat (software)")}  # idling is no slowdown
+    assert nvidia.state(UUID) == nvidia.GpuState(**clocks, **uses, **slowed)
     assert nvidia.card_used_bytes(UUID) == 412 * MIB and nvidia.driver_version() == "580.95.05"
     assert nvidia.process_memory_bytes(7) == 500 and nvidia.process_memory_bytes(9) is None
     assert not nvidia.uses_wddm(UUID)

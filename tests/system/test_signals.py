@@ -1,7 +1,5 @@
 """Signals that ask a process to end: caught, unless somebody wants them ignored."""
 
-from __future__ import annotations
-
 import signal
 from contextlib import AbstractContextManager
 from pathlib import Path

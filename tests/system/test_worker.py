@@ -1,17 +1,14 @@
 """Worker processes: messages reach the parent, and every way to end has a reason."""
 
-from __future__ import annotations
-
 import os
 import sys
-from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.system import nvidia, worker
 from edgeformer.system.worker import End, WorkerJob, run_job, worker_environment
-from tests.fakes.nvml import JETSON, LAPTOP, UUID, Driver
+from tests.fakes.nvml import JETSON, LAPTOP, UUID
 
 
 class Answer(Frozen):
@@ -57,19 +54,13 @@ def test_messages_arrive_in_order_without_what_libraries_print(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("program", "says", "died"),
     [
-        (
-            "sys.stderr.write('one\\ntwo\\n'); sys.exit(3)",
-            "the asking process ended early: exit code 3; last line",
-            True,
-        ),
+        ("sys.stderr.write('one\\ntwo\\n'); sys.exit(3)", "the asking process ended early: exit code 3; last", True),
         ("send(Answer(number=1)); os._exit(0)", "the asking process ended early: exit code 0", True),
         ("send(Question(number=1))", "the asking process wrote an unreadable message: b'Question {", False),
         ("time.sleep(60)", "the asking process gave no sign of life for 2 s and was stopped", False),
     ],
 )
-def test_other_endings_have_different_reasons(
-    monkeypatch: pytest.MonkeyPatch, program: str, says: str, died: bool
-) -> None:
+def test_other_endings_have_different_reasons(monkeypatch, program, says, died):
     _, ending = ask(monkeypatch, program, 2.0 if "sleep" in program else 60.0)
     assert ending.reason is not None and ending.reason.startswith(says) and ending.died is died
     assert ending.reason.endswith("last line on stderr: two") == ("two" in program)
@@ -92,9 +83,7 @@ def test_threads_are_pinned_for_the_worker_only(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("persona", [LAPTOP, JETSON])
-def test_a_worker_sees_the_card_with_a_known_uuid(
-    persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_sees_the_card_with_a_known_uuid(persona, nvml, monkeypatch):
     nvml.answer(persona)
     (card,) = nvidia.gpus()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
