@@ -307,13 +307,3 @@ def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: np.rand
     else:
         drawn = random.normal(size=sizes) if limits is None else random.uniform(*limits, size=sizes)
     return np.asarray(drawn, dtype=port.dtype)
-
-
-def describe_draw(port: Port, limits: Range | None, seed: int) -> str:
-    """Describe the distribution that :func:`draw` uses."""
-    if limits is None:
-        is_bool = np.dtype(port.dtype).kind == "b"
-        return f"random booleans, seed {seed}" if is_bool else f"standard normal, seed {seed}"
-    if limits[0] == limits[1]:
-        return f"always {limits[0]:g}"
-    return f"uniform from {limits[0]:g} to {limits[1]:g}, seed {seed}"

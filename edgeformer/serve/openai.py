@@ -345,7 +345,7 @@ class CompletionService(Service):
                 if with_usage:
                     yield frame.event([], usage=frame.usage(count).model_dump())
             except EdgeformerError as error:
-                yield _event(self.error(500, str(error)))
+                yield f"data: {json.dumps(self.error(500, str(error)), ensure_ascii=False)}\n\n"
         yield "data: [DONE]\n\n"
 
 
@@ -375,11 +375,8 @@ class _Frame:
     def event(self, choices: list[dict[str, Any]], **others: object) -> str:
         """Return a server-sent event of a stream."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        return _event({**self._facts, "object": kind, "choices": choices, **others})
-
-
-def _event(document: object) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
+        document = {**self._facts, "object": kind, "choices": choices, **others}
+        return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
 
 
 def _finish_reason(piece: TextPiece) -> Literal["stop", "length"] | None:
