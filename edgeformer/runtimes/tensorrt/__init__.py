@@ -156,8 +156,9 @@ class TensorRTBuilder(Builder):
             part: f"{ENGINES_FOLDER}/{Path(source).stem}{suffix}.{target.device}.engine"
             for part, source in sources.items()
         }
-        built = {}  # part → its engine
+
         # 1. Build the parts
+        built = {}
         try:
             for part, source in sources.items():
                 path, file = job.bundle / source, job.bundle / files[part]
@@ -183,6 +184,7 @@ class TensorRTBuilder(Builder):
             return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
         except EdgeformerError as error:
             return entry.model_copy(update={"reason": str(error)})
+
         # 2. Combine their facts: sums, and all warnings; the rest is that of the main part
         engines = [part.engine for part in built.values()]
         update: dict[str, Any] = {}
