@@ -16,13 +16,7 @@ from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.blocks.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.pretrained import PretrainedConfig
-from edgeformer.models.pretrained.model import (
-    EXPORT_ATTENTION,
-    OwnBias,
-    PretrainedEncoder,
-    load_components,
-    table_of,
-)
+from edgeformer.models.pretrained.model import EXPORT_ATTENTION, OwnBias, PretrainedEncoder, load_components, table_of
 from edgeformer.models.pretrained.source import open_source, weights_sha256
 from edgeformer.models.weights import WEIGHTS, load_weights
 
@@ -170,7 +164,7 @@ class PretrainedAdapter(ModelAdapter):
         return Graphs(graphs.pop("exits"), graphs, has_row_scales=True)
 
     def exported(self, model: PretrainedEncoder) -> PretrainedEncoder:
-        """Queries, keys and values stay three products: splitting the result of a single one is a copy."""
+        """Keep three products for queries, keys and values: splitting the result of a single one is a copy."""
         exported = sharing_copy(model)
         for module in exported.layers.modules():
             config: Any = getattr(module, "config", None)
