@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -331,7 +332,6 @@ def _totals(summary: FileSummary, unanswered: str) -> str:
 def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
     """Open a file, which gets its name once it is complete, or stdout; ``complete``: all at once at the end."""
     from edgeformer.system.leftovers import replace_exclusively
-    from edgeformer.system.output import discard_stdout
 
     if target is not None:
         with replace_exclusively(target) as temporary, temporary.open("wb") as file:
@@ -348,5 +348,6 @@ def _open_stream(target: Path | None, *, complete: bool) -> Generator[BinaryIO]:
             yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        discard_stdout()  # the reader (head, for instance) is done
+        # The reader (head, for instance) is done: discard the rest, which the interpreter would report at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise AlreadyReported("standard output was closed by its reader", _BROKEN_PIPE) from None

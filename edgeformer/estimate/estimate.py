@@ -100,13 +100,6 @@ class Case:
     def runtime(self) -> Runtime:
         return opener_of(self.artifact, self.provider)
 
-    @property
-    def calibration(self) -> Calibration | None:
-        """The device's calibration, which is of ONNX Runtime, if it covers the artifact."""
-        calibration = self.device.calibration
-        is_covered = calibration is not None and self.artifact.precision in calibration.efficiencies
-        return calibration if is_covered and self.artifact.is_graph and self.runtime == runtime_of(ONNX) else None
-
 
 def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | None) -> tuple[str | None, ...]:
     """Return the providers to estimate an artifact with; ``runtime``: as of ``--runtime``, installed here or not."""
@@ -195,7 +188,10 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
     """
     artifact, device = case.artifact, case.device
     provider = case.provider or provider_of(artifact, kind=device.kind)
-    size_bytes, calibration = artifact.size_bytes or 0, case.calibration
+    size_bytes, calibration = artifact.size_bytes or 0, device.calibration  # which is of ONNX Runtime
+    is_covered = calibration is not None and artifact.precision in calibration.efficiencies
+    if not (is_covered and artifact.is_graph and case.runtime == runtime_of(ONNX)):
+        calibration = None
     try:
         if isinstance(nodes, str):
             raise EdgeformerError(nodes)

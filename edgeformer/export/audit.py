@@ -111,13 +111,6 @@ def weight_parts(graph: onnx.ModelProto) -> dict[str, int]:
     return parts
 
 
-def describe_value(value: onnx.ValueInfoProto) -> str:
-    """Type and shape of an input or output, e.g. ``int64[batch, sequence]``."""
-    tensor = value.type.tensor_type
-    shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
-    return f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
-
-
 def sum_counts(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for count in counts:

@@ -32,7 +32,7 @@ from edgeformer.artifacts.manifest import (
 )
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
-from edgeformer.export.audit import audit_portability, audit_sharing, describe_value, sum_counts, weight_parts
+from edgeformer.export.audit import audit_portability, audit_sharing, sum_counts, weight_parts
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import LOOP, Written
 from edgeformer.export.quantize import quantized_nodes, quantized_pairs
@@ -282,13 +282,18 @@ class Judge:
         main = graphs[LOOP].graph
         size_bytes = sum(written.size_bytes[file] for file in files.values())
         parts = sum_counts(map(weight_parts, graphs.values()))
+        ports: dict[str, str] = {}  # input or output → type and shape, e.g. ``int64[batch, sequence]``
+        for value in (*main.input, *main.output):
+            tensor = value.type.tensor_type
+            shape = ", ".join(dim.dim_param or str(dim.dim_value) for dim in tensor.shape.dim)
+            ports[value.name] = f"{onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name}[{shape}]"
         variant = self.variant
         return ArtifactManifest(
             **{**audit, **fields, "status": "rejected" if reason else "built", "reason": reason},
             id=variant.id(name), file=files[LOOP], format=ONNX, precision=variant.precision, trimmed=variant.trimmed,
             vocabulary=self.vocabulary, size_bytes=size_bytes,
-            inputs={value.name: describe_value(value) for value in main.input},
-            outputs={value.name: describe_value(value) for value in main.output},
+            inputs={value.name: ports[value.name] for value in main.input},
+            outputs={value.name: ports[value.name] for value in main.output},
             weights_file=variant.weights if (self.folder / variant.weights).is_file() else None,
             parts_bytes={**parts, "other": max(0, size_bytes - sum(parts.values()))},
         )  # fmt: skip

@@ -140,11 +140,6 @@ class PreviousBundle:
                 "these artifacts again, or write a new bundle with --replace"
             )
 
-    def rebuilt_graphs(self, variant: Variant, role: str) -> list[ArtifactManifest]:
-        """Return the graphs of a variant and a role that were built, and are built again."""
-        built = [old for old in self.rebuilt.values() if old.status == "built" and old.is_graph and old.role == role]
-        return [old for old in built if Variant(old.precision, old.trimmed) == variant]
-
     def merge(self, new: Sequence[ArtifactManifest]) -> list[ArtifactManifest]:
         """Return all artifacts of the new bundle. Raises InputError where a rejected one would cost another."""
         tried = {artifact.id: artifact for artifact in new if artifact.status != "unavailable"}

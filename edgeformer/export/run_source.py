@@ -289,10 +289,12 @@ class RunSource(ExportSource):
                 traced[True] = small.adapter.trace(small.model, inputs, steps=False, base=traced[False])
         for variant in requested_variants(self.options):
             subject = small if variant.trimmed and small is not None else self.subject
-            again = {int(old.exit or 0) for old in previous.rebuilt_graphs(variant, "exit")}
+            rebuilt = [old for old in previous.rebuilt.values() if old.status == "built" and old.is_graph]
+            rebuilt = [old for old in rebuilt if Variant(old.precision, old.trimmed) == variant]
+            again = {int(old.exit or 0) for old in rebuilt if old.role == "exit"}
             last = subject.exits[-1]
             exits = [last] if variant.trimmed else [last, *sorted({*self.requested_exits, *again} - {last})]
-            has_steps = self.options.exits == "all" or bool(previous.rebuilt_graphs(variant, "step"))
+            has_steps = self.options.exits == "all" or any(old.role == "step" for old in rebuilt)
             try:
                 graphs = traced[variant.trimmed]
                 if variant.precision == "fp16":

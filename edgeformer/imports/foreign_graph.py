@@ -150,12 +150,6 @@ def parse_range(text: str) -> tuple[str, Range]:
     return name, parsed
 
 
-def role_of(dim: Dim) -> Takes | None:
-    """Return whether an axis counts rows or tokens, by the name of its size."""
-    name = dim.strip() if isinstance(dim, str) else ""
-    return next((role for role, pattern in _ROLES if pattern.fullmatch(name)), None)
-
-
 def shape_text(port: Port) -> str:
     """``float32[batch, 3, ?]``."""
     return f"{port.dtype}[{', '.join(str(dim or '?') for dim in port.shape)}]" if port.shape is not None else port.dtype
@@ -203,7 +197,11 @@ def find_axes(
             raise InputError(f"input {name!r}: the graph does not state its shape; give it: --shape {name}=1x…")
         dims = port.shape if port.shape is not None else (None,) * len(shape if shape is not None else golden or ())
         is_text = port.name in TEXT_INPUTS and len(dims) == 2
-        roles: list[Takes | None] = ["batch", "seq"] if is_text else [role_of(dim) for dim in dims]
+        # Whether an axis counts rows or tokens, by the name of its size.
+        dim_names = [dim.strip() if isinstance(dim, str) else "" for dim in dims]
+        roles: list[Takes | None] = ["batch", "seq"]
+        if not is_text:
+            roles = [next((role for role, pattern in _ROLES if pattern.fullmatch(name)), None) for name in dim_names]
         port_axes, places = list[Axis](), list[int]()
         for place, (dim, role) in enumerate(zip(dims, roles, strict=True)):
             axis_size: int | str | None = dim if isinstance(dim, int) else named_sizes.get(str(dim))
@@ -227,7 +225,7 @@ def find_axes(
         if places:
             axis_names = " and ".join(f"axis {place} ({dims[place] or 'without a name'})" for place in places)
             unknown.append(f"input {port.name!r} {shape_text(port)}: the size of {axis_names} is unknown")
-            rows = [place for place, dim in enumerate(dims) if role_of(dim) == "batch"] or [0]
+            rows = [place for place, role in enumerate(roles) if role == "batch"] or [0]
             parts = [str(d) if isinstance(d, int) else "B" if place in rows else "…" for place, d in enumerate(dims)]
             flags.append(f"--shape {port.name}={'x'.join(parts)}")
 
@@ -307,13 +305,3 @@ def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: np.rand
     else:
         drawn = random.normal(size=sizes) if limits is None else random.uniform(*limits, size=sizes)
     return np.asarray(drawn, dtype=port.dtype)
-
-
-def describe_draw(port: Port, limits: Range | None, seed: int) -> str:
-    """Describe the distribution that :func:`draw` uses."""
-    if limits is None:
-        is_bool = np.dtype(port.dtype).kind == "b"
-        return f"random booleans, seed {seed}" if is_bool else f"standard normal, seed {seed}"
-    if limits[0] == limits[1]:
-        return f"always {limits[0]:g}"
-    return f"uniform from {limits[0]:g} to {limits[1]:g}, seed {seed}"

@@ -50,7 +50,6 @@ from edgeformer.imports.foreign_graph import (
     ForeignGraph,
     Range,
     Shape,
-    describe_draw,
     draw,
     find_axes,
     plan_ranges,
@@ -399,7 +398,15 @@ def _plan_tensors(graph: ForeignGraph, options: OnnxImportOptions) -> tuple[Tens
             f"{graph.path}: input {largest!r} takes {format_bytes(sizes[largest])}, and golden inputs are limited to "
             f"{_MAX_BYTES >> 20} MiB; give smaller sizes: --shape"
         )
-    drawn = {port.name: describe_draw(port, ranges.get(port.name), options.seed) for port in ports}
+    drawn: dict[str, str] = {}  # the distributions that :func:`draw` uses
+    for port in ports:
+        limits, kind = ranges.get(port.name), np.dtype(port.dtype).kind
+        drawn[port.name] = f"{'random booleans' if kind == 'b' else 'standard normal'}, seed {options.seed}"
+        if limits is not None:
+            low, high = limits
+            drawn[port.name] = f"uniform from {low:g} to {high:g}, seed {options.seed}"
+            if low == high:
+                drawn[port.name] = f"always {low:g}"
     random = np.random.default_rng(options.seed)
     calls = (
         {port.name: draw(port, axes[port.name], ranges.get(port.name), random) for port in ports}

@@ -244,15 +244,14 @@ class Writer:
         if "decoder" in self.__dict__:
             self.decoder.close()
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt behind those that begin a text. Raises InputError: invalid Unicode."""
-        require_unicode("the prompt", prompt)
-        return self._plain.encode_prompt(prompt)
+    def encode(self, prompt: str, *, is_chat: bool = False) -> list[int]:
+        """Return the tokens of a prompt behind those that begin a text, or of a rendered chat template.
 
-    def encode_chat(self, text: str) -> list[int]:
-        """Return the tokens of a rendered chat template. Raises InputError: invalid Unicode, or no text."""
-        require_unicode("the chat", text)
-        if not (ids := self._plain.encode_marked(text)):
+        Raises InputError: invalid Unicode, or a chat without text.
+        """
+        require_unicode("the chat" if is_chat else "the prompt", prompt)
+        ids = self._plain.encode_marked(prompt) if is_chat else self._plain.encode_prompt(prompt)
+        if is_chat and not ids:
             raise InputError("the chat template makes no text of these messages; change them")
         return ids
 

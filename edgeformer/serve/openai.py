@@ -35,6 +35,11 @@ _NEUTRAL = {
     "tools": ("[]",), "tool_choice": ('"none"',), "response_format": ('{"type": "text"}',), "store": ("false",),
 }  # fmt: skip
 """Keys of OpenAI's interface that are not supported → values (JSON) that change nothing."""
+_FinishReason = Literal["stop", "length"] | None
+_FINISH_REASONS: Mapping[str | None, _FinishReason] = {
+    None: None, "boundary": "stop", "stop": "stop", "max_tokens": "length",
+}  # fmt: skip
+"""Why a text ends behind a token, as in :class:`TextPiece` → OpenAI's word for it."""
 
 
 class StreamOptions(RequestMessage):
@@ -110,7 +115,7 @@ class CompletionChoice(BaseModel):
     index: Literal[0] = 0
     text: str
     logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: _FinishReason
 
 
 class Completion(BaseModel):
@@ -133,7 +138,7 @@ class ChatChoice(BaseModel):
     index: Literal[0] = 0
     message: ChatAnswer
     logprobs: None = None
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: _FinishReason
 
 
 class ChatCompletion(BaseModel):
@@ -299,7 +304,7 @@ class CompletionService(Service):
         try:
             if isinstance(content, ChatRequest):
                 assert self._template is not None
-                ids = self._writer.encode_chat(self._template.render(content.messages))
+                ids = self._writer.encode(self._template.render(content.messages), is_chat=True)
                 requested = requested or content.max_completion_tokens
             else:
                 ids = self._writer.encode(texts[0])
@@ -334,7 +339,7 @@ class CompletionService(Service):
                     yield frame.event([{"index": 0, "delta": delta, "finish_reason": None}])
                 count, piece = 1, first
                 while True:
-                    reason = _finish_reason(piece)
+                    reason = _FINISH_REASONS[piece.stopped]
                     if piece.text or reason is not None:
                         delta = {"content": piece.text} if piece.text else {}
                         content: dict[str, Any] = {"delta": delta} if frame.is_chat else {"text": piece.text}
@@ -345,7 +350,7 @@ class CompletionService(Service):
                 if with_usage:
                     yield frame.event([], usage=frame.usage(count).model_dump())
             except EdgeformerError as error:
-                yield _event(self.error(500, str(error)))
+                yield f"data: {json.dumps(self.error(500, str(error)), ensure_ascii=False)}\n\n"
         yield "data: [DONE]\n\n"
 
 
@@ -359,7 +364,7 @@ class _Frame:
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Return the answer to a request without ``stream``."""
-        text, reason = "".join(piece.text for piece in pieces), _finish_reason(pieces[-1])
+        text, reason = "".join(piece.text for piece in pieces), _FINISH_REASONS[pieces[-1].stopped]
         usage = self.usage(len(pieces))
         if self.is_chat:
             choice = ChatChoice(message=ChatAnswer(content=text), finish_reason=reason)
@@ -375,15 +380,8 @@ class _Frame:
     def event(self, choices: list[dict[str, Any]], **others: object) -> str:
         """Return a server-sent event of a stream."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
-        return _event({**self._facts, "object": kind, "choices": choices, **others})
-
-
-def _event(document: object) -> str:
-    return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
-
-
-def _finish_reason(piece: TextPiece) -> Literal["stop", "length"] | None:
-    return None if piece.stopped is None else "length" if piece.stopped == "max_tokens" else "stop"
+        document = {**self._facts, "object": kind, "choices": choices, **others}
+        return f"data: {json.dumps(document, ensure_ascii=False)}\n\n"
 
 
 async def _collect(pieces: AsyncGenerator[TextPiece]) -> list[TextPiece]:

@@ -307,17 +307,15 @@ def application(
     async def show_metrics(_: Request) -> Response:
         return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
 
-    async def page(_: Request) -> Response:
+    async def page(request: Request) -> Response:
+        if name := request.url.path.lstrip("/"):
+            content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
+            return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
         template = Environment(
             loader=PackageLoader("edgeformer.serve", "page"), autoescape=True, keep_trailing_newline=True
         )
         html = template.get_template(f"{service.page}.html").render(page=service.page)
         return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
-
-    async def part_of_page(request: Request) -> Response:
-        name = request.url.path.lstrip("/")
-        content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
-        return Response(content, media_type=_PAGE_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     async def document(request: Request) -> Response:
         path = request.url.path
@@ -329,8 +327,7 @@ def application(
         Route("/healthz", health),
         Route("/metrics", show_metrics),
         *(Route(path, document) for path in ("/openapi.json", *service.documents)),
-        Route("/", page),
-        *(Route(f"/{name}", part_of_page) for name in ("page.css", "show.js", "server.js", f"{service.page}.js")),
+        *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
     if origins:

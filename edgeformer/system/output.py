@@ -52,8 +52,3 @@ def claim_stdout() -> BinaryIO:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
     return channel
-
-
-def discard_stdout() -> None:
-    """Discard what is left to be written to stdout, whose reader is gone: the interpreter would report it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

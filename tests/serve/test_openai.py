@@ -169,7 +169,7 @@ def test_a_chat_is_written_by_its_template(run: Path, client: Any) -> None:
     options = {"model": "looped", "messages": messages, "max_completion_tokens": 20, "temperature": 0}
     answer = client.chat.completions.create(**options)
     with closing(Writer(locate(str(run), run.parent), GenerateOptions())) as writer:
-        ids = writer.encode_chat("[system]\nBe brief.\n[user]\nHow was the soup?\n[assistant]\n")
+        ids = writer.encode("[system]\nBe brief.\n[user]\nHow was the soup?\n[assistant]\n", is_chat=True)
         expected = "".join(piece.text for piece in writer.write(ids, 20, Sampling(0)))
     assert answer.choices[0].message.content == expected and answer.choices[0].message.role == "assistant"
     assert answer.usage.prompt_tokens == len(ids)

@@ -82,11 +82,11 @@ def infer_config(weights: Mapping[str, Tensor], where: str) -> CRTConfig:
         ) from None
 
 
-def public_layout(config: CRTConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return name in the public layout → our name, and shape in the public layout."""
-    layout: dict[str, tuple[str, tuple[int, ...]]] = {}
+def convert_weights(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
+    """Convert the public layout to our names and shapes, in float32. Raises ArtifactError that lists every mismatch."""
     with torch.device("meta"):
         ours = CRT(config).state_dict()
+    layout: dict[str, tuple[str, tuple[int, ...]]] = {}  # public name → our name, and public shape
     for name, tensor in ours.items():
         public, shape = name, tuple(tensor.shape)
         for pattern, replacement in _RENAMED:
@@ -97,12 +97,6 @@ def public_layout(config: CRTConfig) -> dict[str, tuple[str, tuple[int, ...]]]:
             layout[public] = name, (shape[0], 1, 1, shape[1])
         else:
             layout[public] = name, ((*shape, 1) if name.endswith("pointwise.weight") else shape)
-    return layout
-
-
-def convert_weights(weights: Mapping[str, Tensor], config: CRTConfig, where: str) -> dict[str, Tensor]:
-    """Convert the public layout to our names and shapes, in float32. Raises ArtifactError that lists every mismatch."""
-    layout = public_layout(config)
     problems = [f"missing {name} {list(shape)}" for name, (_, shape) in layout.items() if name not in weights]
     problems += [f"unexpected {name} {list(weights[name].shape)}" for name in weights if name not in layout]
     problems += [

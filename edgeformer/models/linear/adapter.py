@@ -128,14 +128,12 @@ class LinearAdapter(FittedAdapter):
 
         def calibrated(weights: torch.Tensor, bias: torch.Tensor, strength: float, svm_share: float = 0.0) -> _Solution:
             logits = validation @ weights + bias
-
-            def loss_at(log_scale: float) -> float:
-                scaled = logits * math.exp(log_scale)
-                if is_single:
-                    return float(F.cross_entropy(scaled, expected))
-                return float(F.binary_cross_entropy_with_logits(scaled, expected.float()))
-
-            found = minimize_scalar(loss_at, bounds=_LOG_SCALES, method="bounded")
+            criterion: Any = F.cross_entropy if is_single else F.binary_cross_entropy_with_logits
+            truth = expected if is_single else expected.float()
+            found = minimize_scalar(
+                lambda log_scale: float(criterion(logits * math.exp(log_scale), truth)), bounds=_LOG_SCALES,
+                method="bounded",
+            )  # fmt: skip
             hits = float((logits.argmax(1) == expected).float().mean()) if is_single else 0.0
             return _Solution(weights, bias, math.exp(found.x), found.fun, hits, strength, svm_share)
 

@@ -16,7 +16,7 @@ from edgeformer.models import read_run_recipe
 from edgeformer.models.adapter import ModelAdapter, ParameterSettings, count_parameters, sharing_copy
 from edgeformer.models.blocks.tracing import BATCH, TOKENS, Exits, Graphs, GraphSpec, Piece, export_graph, text_spec
 from edgeformer.models.pretrained import PretrainedConfig
-from edgeformer.models.pretrained.model import PretrainedEncoder, exported_form, load_components, table_of
+from edgeformer.models.pretrained.model import EXPORT_ATTENTION, OwnBias, PretrainedEncoder, load_components, table_of
 from edgeformer.models.pretrained.source import open_source, weights_sha256
 from edgeformer.models.weights import WEIGHTS, load_weights
 
@@ -138,7 +138,7 @@ class PretrainedAdapter(ModelAdapter):
         self, model: PretrainedEncoder, inputs: Sequence[str], *, steps: bool, base: Graphs | None = None
     ) -> Graphs:
         """Trace the exits, and the parts if every stage applies the same layers in the same order."""
-        model = exported_form(model)
+        model = self.exported(model)
         exits, size, longest = Exits(model), model.layers_per_stage, {"sequence": model.max_positions}
         graphs = {"exits": export_graph(text_spec(exits, inputs, model.max_positions, exits.outputs))}
         stages = {model.order[start : start + size] for start in range(0, len(model.order), size)}
@@ -164,7 +164,15 @@ class PretrainedAdapter(ModelAdapter):
         return Graphs(graphs.pop("exits"), graphs, has_row_scales=True)
 
     def exported(self, model: PretrainedEncoder) -> PretrainedEncoder:
-        return exported_form(model)
+        """Keep three products for queries, keys and values: splitting the result of a single one is a copy."""
+        exported = sharing_copy(model)
+        for module in exported.layers.modules():
+            config: Any = getattr(module, "config", None)
+            if config is not None:  # a copy, too
+                config._attn_implementation = EXPORT_ATTENTION
+            if isinstance(module, OwnBias):  # XNNPACK's product takes no bias that is chosen from several
+                module.adds_bias = True
+        return exported
 
     def trim(self, model: PretrainedEncoder, kept: Tensor) -> PretrainedEncoder:
         trimmed = sharing_copy(model)

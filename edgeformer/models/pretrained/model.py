@@ -22,7 +22,6 @@ from torch._subclasses.fake_tensor import FakeTensor
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError
 from edgeformer.artifacts.golden import TOKEN_TYPES
 from edgeformer.data.source_folder import quiet_transformers
-from edgeformer.models.adapter import sharing_copy
 from edgeformer.models.blocks.layers import MASKED, LayerNorm, explicit_attention, padding_mask, to_float32
 from edgeformer.models.pretrained import FoldConfig, PretrainedConfig
 from edgeformer.models.pretrained.relative import (
@@ -36,7 +35,7 @@ from edgeformer.models.pretrained.relative import (
 _ENCODER_WEIGHT = re.compile(r"(^|\.)(embeddings|embeddings_project|encoder|transformer|layers?|final_norm)\.")
 _HEAD_WEIGHT = re.compile(r"(classifier|pre_classifier|score|qa_outputs|head)\.")
 _BUFFER = re.compile(r"\.(position_ids|token_type_ids|inv_freq)$")
-_EXPORT_ATTENTION = "edgeformer_written_out"
+EXPORT_ATTENTION = "edgeformer_written_out"
 _DISENTANGLED_ATTENTION = "edgeformer_disentangled"
 """Names under which transformers finds our attention functions, besides its own ``sdpa`` and ``eager``."""
 Weights = Mapping[str, Tensor]
@@ -138,7 +137,7 @@ def load_components(
     from transformers import AttentionInterface
     from transformers.initialization import no_init_weights
 
-    AttentionInterface.register(_EXPORT_ATTENTION, _export_attention)
+    AttentionInterface.register(EXPORT_ATTENTION, _export_attention)
     AttentionInterface.register(_DISENTANGLED_ATTENTION, _disentangled_attention)
 
     # 1. Choose class and options
@@ -583,21 +582,6 @@ class AdaptedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         low = F.linear(x, self.application.select(self.down))
         return F.linear(x, self.weight, self.bias) + F.linear(low, self.application.select(self.up))
-
-
-def exported_form(model: PretrainedEncoder) -> PretrainedEncoder:
-    """Return a model that computes the same with the same tensors in cheaper operators; ``model`` is not changed.
-
-    Queries, keys and values stay three products: splitting the result of a single one is a copy.
-    """
-    exported = sharing_copy(model)
-    for module in exported.layers.modules():
-        config: Any = getattr(module, "config", None)
-        if config is not None:  # a copy, too
-            config._attn_implementation = _EXPORT_ATTENTION
-        if isinstance(module, OwnBias):  # XNNPACK's product takes no bias that is chosen from several
-            module.adds_bias = True
-    return exported
 
 
 def _disentangled_attention(

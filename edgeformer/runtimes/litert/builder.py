@@ -10,9 +10,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgeformer.artifacts.errors import EdgeformerError, install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
@@ -208,12 +205,14 @@ def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict
     model = schema.ModelT.InitFromObj(schema.Model.GetRootAs(content, 0))
     operator_names = {value: name for name, value in vars(schema.BuiltinOperator).items() if isinstance(value, int)}
     integers = (schema.TensorType.INT8, schema.TensorType.INT4)
+    # A buffer with a size lies behind the FlatBuffer.
+    buffer_bytes = [int(b.size) if b.size > 1 else 0 if b.data is None else len(b.data) for b in model.buffers]
     sizes: dict[int, int] = {}  # buffer → elements, of parameters and of others
     parameters: set[int] = set()
     quantized = Counter[str]()
     for number, subgraph in enumerate(model.subgraphs):
         for tensor in subgraph.tensors:
-            if not _buffer_bytes(model.buffers[tensor.buffer]):
+            if not buffer_bytes[tensor.buffer]:
                 continue
             shape = () if tensor.shape is None else tuple(map(int, tensor.shape))
             sizes[tensor.buffer] = math.prod(shape)
@@ -229,7 +228,7 @@ def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict
                 parameters.add(weight.buffer)
                 quantized[name] += number == 0 and weight.type in integers
     stored = sum(sizes[buffer] for buffer in parameters)
-    weight_bytes = sum(_buffer_bytes(model.buffers[buffer]) for buffer in sizes)
+    weight_bytes = sum(buffer_bytes[buffer] for buffer in sizes)
     sharing = Sharing(
         unique_parameters=stored if unique_parameters is None else unique_parameters,
         stored_parameters=stored,
@@ -237,11 +236,3 @@ def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict
         weight_bytes=weight_bytes,
     )
     return sharing, {name: nodes for name, nodes in sorted(quantized.items()) if nodes}
-
-
-def _buffer_bytes(buffer: Any) -> int:
-    """Return the size of a buffer, which may lie behind the FlatBuffer."""
-    if buffer.size > 1:
-        return int(buffer.size)
-    data: NDArray[np.uint8] | None = buffer.data
-    return 0 if data is None else len(data)

@@ -119,6 +119,7 @@ class LiteRTSession(Graph):
         self._buffers: dict[str, _Buffers] = {}
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        # 1. Pad the texts to the next length
         feed = self.prepare_feed(self._model, inputs, same_shape=True)
         count, tokens = next(iter(feed.values())).shape
         length = next((length for length in self.lengths if length >= tokens), None)
@@ -132,43 +133,39 @@ class LiteRTSession(Graph):
             raise InputError(f"{self.path.name}: a token id lies outside the model's vocabulary")
         padding = ((0, 0), (0, length - tokens))  # zeros, also in the attention mask
         padded = {name: np.pad(array.astype(np.int32), padding) for name, array in feed.items()}
-        pieces, start = [], 0
+
+        # 2. Split their rows among the signatures of that length
+        pieces: dict[str, list[Array]] = {name: [] for name in self._names[1]}
+        start = 0
         while start < count:
             rows = next(rows for rows in self._rows[length] if rows <= count - start)
-            pieces.append(
-                self._call(rows, length, {name: array[start : start + rows] for name, array in padded.items()})
-            )
+            name, model = f"{rows}x{length}", self._model
+            try:
+                # LiteRT loads more libraries for the first call, and says so.
+                with capture_native_stderr() if name not in self._buffers else nullcontext():
+                    if name not in self._buffers:
+                        details = model.get_output_tensor_details(name)
+                        self._buffers[name] = _Buffers(
+                            {key: model.create_input_buffer_by_name(name, key) for key in self._names[0]},
+                            {key: model.create_output_buffer_by_name(name, key) for key in self._names[1]},
+                            {key: tuple(details[key]["shape"]) for key in self._names[1]},
+                        )
+                    buffers = self._buffers[name]
+                    for key, array in padded.items():
+                        buffers.inputs[key].write(np.ascontiguousarray(array[start : start + rows]))
+                    model.run_by_name(name, buffers.inputs, buffers.outputs)
+                    for key, shape in buffers.shapes.items():
+                        values = buffers.outputs[key].read(int(np.prod(shape)), np.float32)
+                        pieces[key].append(np.array(values).reshape(shape))
+            except RuntimeError as error:
+                raise InputError(
+                    f"{self.path.name}: LiteRT cannot compute this call; a token id may lie outside the model's "
+                    f"vocabulary ({reason_of(error)})"
+                ) from None
             start += rows
-        outputs = {name: np.concatenate([piece[name] for piece in pieces]) for name in self._names[1]}
+        outputs = {name: np.concatenate(arrays) for name, arrays in pieces.items()}
         # Only outputs [batch, sequence, …] have an axis of tokens.
         return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
-
-    def _call(self, rows: int, length: int, feed: Mapping[str, Array]) -> dict[str, Array]:
-        name = f"{rows}x{length}"
-        try:
-            # LiteRT loads more libraries for the first call, and says so.
-            with capture_native_stderr() if name not in self._buffers else nullcontext():
-                if name not in self._buffers:
-                    model, (inputs, outputs) = self._model, self._names
-                    details = model.get_output_tensor_details(name)
-                    self._buffers[name] = _Buffers(
-                        {key: model.create_input_buffer_by_name(name, key) for key in inputs},
-                        {key: model.create_output_buffer_by_name(name, key) for key in outputs},
-                        {key: tuple(details[key]["shape"]) for key in outputs},
-                    )
-                buffers, results = self._buffers[name], {}
-                for key, array in feed.items():
-                    buffers.inputs[key].write(np.ascontiguousarray(array))
-                self._model.run_by_name(name, buffers.inputs, buffers.outputs)
-                for key, shape in buffers.shapes.items():
-                    values = buffers.outputs[key].read(int(np.prod(shape)), np.float32)
-                    results[key] = np.array(values).reshape(shape)
-                return results
-        except RuntimeError as error:
-            raise InputError(
-                f"{self.path.name}: LiteRT cannot compute this call; a token id may lie outside the model's vocabulary "
-                f"({reason_of(error)})"
-            ) from None
 
     @cached_property
     def _coverage(self) -> Counter[tuple[str, str]] | None:

@@ -114,7 +114,9 @@ def library() -> Any:
     return loaded
 
 
-_errors: list[str] = []
+_NO_REASON = "it gives no reason"
+_errors = [_NO_REASON]
+"""The latest messages of llama.cpp's errors."""
 
 
 @_Log  # type: ignore[untyped-decorator]
@@ -133,12 +135,12 @@ class Llama:
     def __init__(self, path: Path, threads: int, max_positions: int | None, *, exact: bool = False) -> None:
         self._library, self._model, self._context = library(), None, None
         require_file(path)
-        _errors.clear()
+        _errors[:] = [_NO_REASON]
         self._model = self._library.llama_model_load_from_file(
             str(path).encode(), self._library.llama_model_default_params()
         )
         if not self._model:
-            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_reason()}; export or copy it again")
+            raise ArtifactError(f"{path}: llama.cpp cannot open it: {_errors[-1]}; export or copy it again")
         self.max_positions: int = max_positions or self._library.llama_model_n_ctx_train(self._model)
         parameters = self._library.llama_context_default_params()
         parameters.words[_CONTEXT] = self.max_positions
@@ -158,7 +160,7 @@ class Llama:
                 parameters.words[place] = value
         self._context = self._library.llama_init_from_model(self._model, parameters)
         if not self._context:
-            raise ArtifactError(f"{path}: llama.cpp cannot make room for {self.max_positions} tokens: {_reason()}")
+            raise ArtifactError(f"{path}: llama.cpp cannot make room for {self.max_positions} tokens: {_errors[-1]}")
         self._library.llama_set_n_threads(self._context, threads, threads)
         self._vocabulary = self._library.llama_model_get_vocab(self._model)
         self.vocab_size: int = self._library.llama_vocab_n_tokens(self._vocabulary)
@@ -184,7 +186,7 @@ class Llama:
                     batch.n_seq_id[place], batch.seq_id[place][0] = 1, 0
                     batch.logits[place] = every or (is_last and place == len(piece) - 1)
                 if code := self._library.llama_decode(self._context, batch):
-                    raise EdgeformerError(f"llama.cpp failed with code {code}: {_reason()}")
+                    raise EdgeformerError(f"llama.cpp failed with code {code}: {_errors[-1]}")
             finally:
                 self._library.llama_batch_free(batch)
             self.length += len(piece)
@@ -221,7 +223,3 @@ class Llama:
         if self._model:
             self._library.llama_model_free(self._model)
         self._context = self._model = None
-
-
-def _reason() -> str:
-    return _errors[-1] if _errors else "it gives no reason"

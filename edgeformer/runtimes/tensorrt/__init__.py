@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision
@@ -146,7 +147,7 @@ class TensorRTBuilder(Builder):
         ``int8`` is quantised from the FP32 graph: TensorRT takes the symmetric QuantizeLinear pairs of NNCF, and not
         the MatMulInteger products of export's INT8 graphs. Nodes that are not quantised compute in FP32.
         """
-        from edgeformer.runtimes.tensorrt.engine import axis_sizes, build_engine, combine_engines
+        from edgeformer.runtimes.tensorrt.engine import axis_sizes, build_engine
 
         entry = self.entry(graph, target, precision)
         suffix = "_int8" if precision is not None else "_trim" if graph.trimmed else ""
@@ -155,14 +156,16 @@ class TensorRTBuilder(Builder):
             part: f"{ENGINES_FOLDER}/{Path(source).stem}{suffix}.{target.device}.engine"
             for part, source in sources.items()
         }
-        engines = {}
+
+        # 1. Build the parts
+        built = {}
         try:
             for part, source in sources.items():
                 path, file = job.bundle / source, job.bundle / files[part]
                 if precision is None:
                     generates = any(name.startswith(PAST) for name in graph.inputs)
                     axes = axis_sizes(job, generates=generates)
-                    engines[part] = build_engine(path, file, target, job, axes)
+                    built[part] = build_engine(path, file, target, job, axes)
                     continue
                 import onnx
 
@@ -173,7 +176,7 @@ class TensorRTBuilder(Builder):
                     with bar(job.progress, f"Quantizing {graph.id} for {target.format}", None):
                         model = quantize(onnx.load(str(path)), job.calibration(), for_tensorrt=True)
                         onnx.save_model(model, str(quantized))
-                    engines[part] = build_engine(quantized, file, target, replace(job, precision=precision))
+                    built[part] = build_engine(quantized, file, target, replace(job, precision=precision))
                 finally:
                     quantized.unlink(missing_ok=True)
         except DataError as error:
@@ -181,9 +184,21 @@ class TensorRTBuilder(Builder):
             return entry.model_copy(update={"status": "unavailable", "reason": reason, "parity": None})
         except EdgeformerError as error:
             return entry.model_copy(update={"reason": str(error)})
-        built = combine_engines(engines.values(), first=engines[_LOOP])
+
+        # 2. Combine their facts: sums, and all warnings; the rest is that of the main part
+        engines = [part.engine for part in built.values()]
+        update: dict[str, Any] = {}
+        for name in ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes"):
+            values = [getattr(engine, name) for engine in engines]
+            update[name] = None if None in values else sum(values)
+        for name in ("layers_by_precision", "weight_elements"):
+            update[name] = dict(sum((Counter(getattr(engine, name)) for engine in engines), Counter[str]()))
+        update["warnings"] = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
         packages = ("torch", "onnx", "onnxscript", *(() if precision is None else ("nncf",)))
-        entry = built_entry(entry, job.bundle, files[_LOOP], packages, **vars(built))
+        entry = built_entry(
+            entry, job.bundle, files[_LOOP], packages, engine=built[_LOOP].engine.model_copy(update=update),
+            built_for=built[_LOOP].built_for, reason=next(filter(None, (part.reason for part in built.values())), None),
+        )  # fmt: skip
         if not graph.parts:
             return entry
         size_bytes = sum((job.bundle / file).stat().st_size for file in files.values())

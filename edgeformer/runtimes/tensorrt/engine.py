@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,20 +66,6 @@ class BuiltEngine:
     engine: EngineBuild
     built_for: dict[str, str]
     reason: str | None
-
-
-def combine_engines(parts: Collection[BuiltEngine], first: BuiltEngine) -> BuiltEngine:
-    """Combine the facts of a step artifact's engines: sums, and all warnings; the rest is that of ``first``."""
-    engines = [part.engine for part in parts]
-    update: dict[str, Any] = {}
-    for name in ("seconds", "layers", "weight_bytes", "activation_bytes", "graph_bytes"):
-        values = [getattr(engine, name) for engine in engines]
-        update[name] = None if None in values else sum(values)
-    for name in ("layers_by_precision", "weight_elements"):
-        update[name] = dict(sum((Counter(getattr(engine, name)) for engine in engines), Counter[str]()))
-    update["warnings"] = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
-    reason = next((part.reason for part in parts if part.reason is not None), None)
-    return BuiltEngine(first.engine.model_copy(update=update), first.built_for, reason)
 
 
 def graph_bytes(path: Path) -> int:
