@@ -325,10 +325,6 @@ class Recipe(Frozen):
         """Number of outputs for a text or token: its classes, or 1 for a number; None: neither labels nor numbers."""
         return max(1, len(self.data.classes)) if isinstance(self.data, DataConfig) else None
 
-    def with_vocabulary(self, size: int) -> Self:
-        """Return the same recipe with ``model.vocab_size`` tokens."""
-        return self.model_copy(update={"model": self.model.model_copy(update={"vocab_size": size})})
-
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML, with every default written out."""
         from edgeformer.artifacts.documents import to_yaml  # predictions write no recipe
