@@ -325,10 +325,6 @@ class Recipe(Frozen):
         """Number of outputs for a text or token: its classes, or 1 for a number; None: neither labels nor numbers."""
         return max(1, len(self.data.classes)) if isinstance(self.data, DataConfig) else None
 
-    def with_vocabulary(self, size: int) -> Self:
-        """Return the same recipe with ``model.vocab_size`` tokens."""
-        return self.model_copy(update={"model": self.model.model_copy(update={"vocab_size": size})})
-
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML, with every default written out."""
         from edgeformer.artifacts.documents import to_yaml  # predictions write no recipe
@@ -337,21 +333,22 @@ class Recipe(Frozen):
 
     def fingerprint(self) -> str:
         """Return the sha256 of the resolved recipe without keys that do not affect the weights. Equal: the same run."""
+        sections: dict[str, Section] = {"training": self.training, "model": self.model}
+        if isinstance(self.training, TrainingConfig):
+            sections["optimizer"] = self.training.optimizer
+        unsaid = {  # later keys at their defaults
+            name: {key for key in section.later if getattr(section, key) == type(section).model_fields[key].default}
+            for name, section in sections.items()
+        }
         left_out = {
-            "training": {"checkpoint_minutes", "pinned_memory", *_unsaid(self.training)},
+            "training": {"checkpoint_minutes", "pinned_memory", *unsaid["training"]},
             "data": {"thresholds", "expected_rows"},
-            "model": {*self.model.derived, *_unsaid(self.model)},
+            "model": {*self.model.derived, *unsaid["model"]},
         }
         decisive = self.model_dump(mode="json", exclude=left_out)
         if decisive["model"].get("attention") in ("auto", "flash"):  # changes no weights; once only sdpa
             decisive["model"]["attention"] = "sdpa"
-        for key in _unsaid(self.training.optimizer) if isinstance(self.training, TrainingConfig) else ():
+        for key in unsaid.get("optimizer", ()):
             del decisive["training"]["optimizer"][key]
         text = json.dumps({**decisive, "data": stated(decisive["data"])}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _unsaid(section: Section) -> set[str]:
-    """Return the later keys of a section that are at their defaults."""
-    fields = type(section).model_fields
-    return {key for key in section.later if getattr(section, key) == fields[key].default}

@@ -8,12 +8,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from edgeformer.artifacts.errors import InputError, needs_extra
+from edgeformer.artifacts.errors import needs_extra
 from edgeformer.artifacts.units import csv_cell
 
 TableRow = Mapping[str, object]
@@ -62,19 +61,6 @@ def _finite(value: object) -> object:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def format_named(path: Path | None, stated: str | None) -> str | None:
-    """Return the format of an output: ``stated``, else by its suffix; None: neither.
-
-    Raises InputError: unknown suffix.
-    """
-    if stated is not None or path is None:
-        return stated
-    suffix = path.suffix.lower().removeprefix(".").replace("ndjson", "jsonl")
-    if suffix not in FORMATS:
-        raise InputError(f"--output {path}: the suffix names no format; use .{', .'.join(FORMATS)}, or add --format")
-    return suffix
 
 
 class JsonRows:

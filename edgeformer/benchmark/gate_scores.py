@@ -137,7 +137,12 @@ def score_check(
         return check.model_copy(update={"reason": reason})
 
     # 1. Rows, artifacts and texts that both can be scored on.
-    scored = [_scored_artifact(baseline, both.baseline), _scored_artifact(candidate, both.candidate)]
+    scored: list[ArtifactManifest | None] = [both.baseline, both.candidate]
+    for number, compared in enumerate((both.baseline, both.candidate)):
+        if compared.role == "decode":  # the full graph with the same weights has its score
+            variant = (compared.precision, compared.trimmed)
+            graphs = [graph for graph in sides[number].built("full") if graph.is_graph]
+            scored[number] = next((graph for graph in graphs if (graph.precision, graph.trimmed) == variant), None)
     if isinstance(rows, str):
         recorded = _compare_recorded(check, sides, scored, provider, rows)
         return recorded or undecided(f"there are no rows to score both on: {rows}; {MORE_ROWS}")
@@ -193,15 +198,6 @@ def score_check(
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two tokenizers differ"
     return compare_figures(task, check, figures[0], figures[1], source)
-
-
-def _scored_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactManifest | None:
-    """Return the artifact; for a decode graph the full graph with the same weights, or None."""
-    if artifact.role != "decode":
-        return artifact
-    variant = (artifact.precision, artifact.trimmed)
-    graphs = [graph for graph in bundle.built("full") if graph.is_graph]
-    return next((graph for graph in graphs if (graph.precision, graph.trimmed) == variant), None)
 
 
 def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> LabelledTexts:

@@ -209,7 +209,7 @@ def _predict_file(
     ``source`` and ``target`` are None for standard input and output.
     Raises InputError: options that exclude each other, or unreadable input; typer.Exit: 3, a row has no answer.
     """
-    from edgeformer.artifacts.row_files import JsonRows, TableStyle, format_named, writer_for
+    from edgeformer.artifacts.row_files import FORMATS, JsonRows, TableStyle, writer_for
     from edgeformer.artifacts.workspace import require_writable
     from edgeformer.data.unlabelled import unlabelled
     from edgeformer.inference.predict import check_answerable, open_predictor
@@ -230,7 +230,12 @@ def _predict_file(
         with suppress(OSError):
             if source is not None and target.samefile(source):
                 raise InputError(f"--output {target}: is also the input of --file; give another file")
-    format_ = format_named(target, format_) or "jsonl"
+        if format_ is None:
+            format_ = target.suffix.lower().removeprefix(".").replace("ndjson", "jsonl")
+            if format_ not in FORMATS:
+                formats = ", .".join(FORMATS)
+                raise InputError(f"--output {target}: the suffix names no format; use .{formats}, or add --format")
+    format_ = format_ or "jsonl"
     if format_ in ("parquet", "npy") and target is None:
         raise InputError(f"--format {format_}: cannot go to standard output; give --output FILE")
     # 2. What the model can answer

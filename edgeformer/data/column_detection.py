@@ -21,6 +21,11 @@ MAX_LABELS = 200  # maximum number of different values in a label column
 _MAX_SPELLINGS = 5 * MAX_LABELS  # maximum number of counted values, which differ at least in case or white space
 _TEXT_NAMES = (*TEXT_COLUMNS, "comment", "message", "body", "utterance", "tweet", "document", "description")
 _LABEL_NAMES = (LABEL_COLUMNS[:2], LABEL_COLUMNS)  # names of label columns: the first group is preferred
+_ONE_LABEL = (
+    "{}: every labelled row has the same label, {!r} (column {!r}); add rows with another label, or choose another "
+    "column: --label COLUMN"
+)
+"""Message with the file, the label and the column."""
 
 
 @dataclass
@@ -134,7 +139,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         constant = [fact for fact in free if fact.values is not None and len(fact.values) == 1]
         constant = [fact for fact in constant if sources.plain_name(fact.name) in LABEL_COLUMNS or len(facts) == 2]
         if not likely and constant:
-            raise DataError(_one_label(path, constant[0]))
+            raise DataError(_ONE_LABEL.format(path, excerpt(constant[0].example, 80), constant[0].name))
         if not likely or len(facts) < 2:
             raise DataError(
                 f"{path}: no column looks like labels (2 to {MAX_LABELS} different values, each in two rows on "
@@ -175,7 +180,7 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
             merged[plain if plain in spellings else spelling.strip()] += count
         counts = merged
     if counts is not None and len(counts) == 1:
-        raise DataError(_one_label(path, facts[label]))
+        raise DataError(_ONE_LABEL.format(path, excerpt(facts[label].example, 80), label))
     if counts is None or not 2 <= len(counts) <= MAX_LABELS:
         number = f"more than {MAX_LABELS}" if counts is None or counts else "no"
         problem = f"column {label!r} has {number} different labels, and 2 to {MAX_LABELS} are possible"
@@ -190,13 +195,6 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
         labels, label_values = dict(zip(names, labels.values(), strict=True)), tuple(map(int, labels))
     keys = {"text": text, "text_pair": second, "label": label, "skip_unlabelled": facts[label].filled < rows}
     return DetectedColumns(source.model_copy(update=keys), tuple(facts.values()), labels, rows, label_values)
-
-
-def _one_label(path: Path, fact: ColumnFacts) -> str:
-    return (
-        f"{path}: every labelled row has the same label, {excerpt(fact.example, 80)!r} (column {fact.name!r}); add "
-        "rows with another label, or choose another column: --label COLUMN"
-    )
 
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:

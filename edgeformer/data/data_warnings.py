@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,16 +26,6 @@ def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFi
     """Return the warning about ``rows`` rows without a text; ``places``: where they are, if known."""
     examples = [*map(_place, places[:_EXAMPLES])]
     return [_finding("empty texts", part, rows, f"{_count(rows)} without a text: left out", examples)] if rows else []
-
-
-def inexact_spans(counts: Mapping[str, int]) -> list[DataFinding]:
-    """Return warnings about spans of each set that no prediction can equal, because a word crosses their border."""
-    message = "begin or end inside a word of the tokenizer: read as the words that they touch (see data.pieces)"
-    return [
-        _finding("inexact spans", name, count, f"{count:,} {'span' if count == 1 else 'spans'} {message}")
-        for name, count in counts.items()
-        if count
-    ]
 
 
 def load_with_findings(
@@ -114,8 +105,13 @@ def rows_per_label(config: DataConfig, sets: Mapping[str, LabelledTexts]) -> dic
     return {name: dict(zip(labels, numbers, strict=True)) for name, numbers in counts.items()}
 
 
-def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) -> list[DataFinding]:
-    """Return warnings about labels without rows and about uneven labels; none for rows with scores."""
+def label_findings(
+    config: DataConfig, counts: Mapping[str, Mapping[str, int]], inexact_spans: Mapping[str, int] = MappingProxyType({})
+) -> list[DataFinding]:
+    """Return warnings about labels without rows and about uneven labels; none for rows with scores.
+
+    ``inexact_spans``: set → spans that no prediction can equal, because a word crosses their border.
+    """
     if not config.labels:
         return []
     findings, labels, train = [], config.labels, counts["train"]
@@ -137,6 +133,11 @@ def label_findings(config: DataConfig, counts: Mapping[str, Mapping[str, int]]) 
         baseline = f"; always answering {commonest!r} has an accuracy of {accuracies}" if accuracies else ""
         message = f"labels are uneven: {rarest!r} has {_count(train[rarest])} ({share:.1%}){baseline}"
         findings.append(_finding(UNEVEN, "train", train[rarest], message))
+    for name, count in inexact_spans.items():
+        if count:
+            message = "begin or end inside a word of the tokenizer: read as the words that they touch (see data.pieces)"
+            spans = f"{count:,} {'span' if count == 1 else 'spans'}"
+            findings.append(_finding("inexact spans", name, count, f"{spans} {message}"))
     return findings
 
 

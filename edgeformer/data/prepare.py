@@ -135,7 +135,7 @@ def prepare(
     counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **counts}
     inexact = {"train": stored.facts.inexact} | {name: getattr(encoded[name], "inexact", 0) for name in encoded}
     findings = [*data_warnings.empty_texts("train", stored.facts.empty), *findings]
-    findings += [*data_warnings.label_findings(data, counts), *data_warnings.inexact_spans(inexact)]
+    findings += data_warnings.label_findings(data, counts, inexact)
     summary = summarize(
         data, stored, sets, encoded, split=data.split, label_rows=counts, findings=tuple(findings),
         text_words=lengths_of_sets({"train": stored.facts.text_words, **words}), text_tokens=lengths_of_sets(tokens),

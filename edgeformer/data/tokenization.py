@@ -275,7 +275,7 @@ def fitted_recipe(recipe: RecipeT, tokenizer: Tokenizer, note: Callable[[str], N
         f"the trained tokenizer has {size:,} tokens, because the training text yields no more; model.vocab_size is "
         f"{size} instead of {stated_size}, also in the saved recipe"
     )
-    return recipe.with_vocabulary(size)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"vocab_size": size})})
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:

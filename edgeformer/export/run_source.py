@@ -192,8 +192,12 @@ class RunSource(ExportSource):
                 f"{subject.parameters:,}; train the run again"
             )
         config = run.folder / MODEL_FOLDER / CONFIG_FILE
+        data = subject.recipe.data
         with _reading(config):
-            facts = subject.task.rows.bundle_facts(subject.recipe, _read_json(config))
+            keys = _read_json(config)
+            pad_id = int(keys["pad_token_id" if "pad_token_id" in keys else "boundary_token_id"])
+        facts: dict[str, Any] = {"labels": data.classes} if data.classes else {}
+        facts |= {"max_length": data.tokens_at_once, "pad_id": pad_id}
         requested = subject.exits if options.exits == "all" else options.exits
         for exit_ in requested:
             if exit_ not in subject.exits:
@@ -207,7 +211,7 @@ class RunSource(ExportSource):
         with _reading(path):
             tokenizer = Tokenizer.from_file(str(path))
         bounds = TextBounds.of(tokenizer, run.tokenizer_config()) if subject.task.can_write else None
-        reader = TextReader(tokenizer, facts["pad_id"], run.manifest.vocabulary, bounds)
+        reader = TextReader(tokenizer, pad_id, run.manifest.vocabulary, bounds)
         trimmed = None
         if options.vocab_trim:
             # Golden inputs are renumbered; a removed token becomes the unknown one. References are those of the trimmed

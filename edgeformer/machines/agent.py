@@ -214,14 +214,22 @@ def install(request: Request) -> None:
         try:
             link_files(folder / "wheels", request["wheels"])
             options = ["--system-site-packages"] if request["system_packages"] else []
-            _run_tool([sys.executable, "-m", "venv", *options, str(folder / "venv")])
+            venv = [sys.executable, "-m", "venv", *options, str(folder / "venv")]
             # pip also compiles: a process that compiled modules while it is measured would need more memory.
             pip = [str(folder / "venv/bin/python"), "-m", "pip", "install", "--no-input"]
             if request["offline"]:
                 pip += ["--no-index", "--find-links", str(folder / "wheels")]
             else:
                 pip += ["--retries", "1", "--cache-dir", str(ROOT / "pip")]
-            _run_tool([*pip, "--disable-pip-version-check", str(folder / "wheels" / request["wheel"])])
+            pip += ["--disable-pip-version-check", str(folder / "wheels" / request["wheel"])]
+            for command in (venv, pip):
+                process = subprocess.run(
+                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                )
+                if process.returncode:
+                    lines = process.stdout.decode(errors="replace").strip().splitlines()
+                    shown = [line for line in lines if line.startswith("ERROR")] or lines[-_SHOWN_LINES:]
+                    raise Failed("\n".join([f"{' '.join(command[1:4])} failed:", *shown]))
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -232,15 +240,6 @@ def install(request: Request) -> None:
             complete.unlink()
             shutil.rmtree(complete.parent)
     send(end=None)
-
-
-def _run_tool(command: list[str]) -> None:
-    """Run a program. Raises Failed with the end of its output."""
-    process = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    if process.returncode:
-        lines = process.stdout.decode(errors="replace").strip().splitlines()
-        shown = [line for line in lines if line.startswith("ERROR")] or lines[-_SHOWN_LINES:]
-        raise Failed("\n".join([f"{' '.join(command[1:4])} failed:", *shown]))
 
 
 def run(request: Request) -> None:

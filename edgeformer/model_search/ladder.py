@@ -96,7 +96,7 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
     shared = _without(content, "name", "description", "target")
     scratch = shared
     if recipe.model.kind != "encoder":
-        training = init.encoder_training(len(train), select_by)
+        training = init.encoder_training(len(train), select_by, is_pretrained=False)
         scratch = {**shared, "tokenizer": {"kind": "trained"}, "model": _ENCODER, "training": training}
     linear = None
     if recipe.task != _SPANS:
@@ -110,7 +110,7 @@ def ladder_of_recipe(recipe: Recipe, source: str | None) -> list[LadderModel]:
         model = {"kind": "pretrained", "source": _absolute(source)}
         if (pooling := open_source(model["source"]).pooling) is not None:  # as its embeddings are made
             model["pooling"] = pooling
-        training = init.fine_tuning(len(train), select_by)
+        training = init.encoder_training(len(train), select_by, is_pretrained=True)
         pretrained = {**shared, "data": {**shared["data"], "cleaning": "none"}, "model": model, "training": training}
         pretrained.pop("tokenizer", None)
     return _ladder(linear, scratch, pretrained)

@@ -411,12 +411,6 @@ class RowSource(Task):
             "cls_token": token_of(special.cls),
         }
 
-    def bundle_facts(self, recipe: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return fields of bundle.json: labels, max_length, pad_id. ``config``: config.json of the run."""
-        labels, key = recipe.data.classes, "pad_token_id" if "pad_token_id" in config else "boundary_token_id"
-        facts = {"max_length": recipe.data.tokens_at_once, "pad_id": int(config[key])}
-        return {**({"labels": labels} if labels else {}), **facts}
-
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
         types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()
         inputs = golden.inputs((*self.golden_names[0], *types))

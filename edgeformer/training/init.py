@@ -199,10 +199,10 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         }  # fmt: skip
         encoded, _ = encode_texts(tokenizer, sample, _MAX_LENGTH)
         max_length = min(_MAX_LENGTH, length_of_most(encoded.lengths))
-        training = encoder_training(len(sets["train"]), select_by)
+        training = encoder_training(len(sets["train"]), select_by, is_pretrained=False)
     else:
         pretrained = open_source(options.source)
-        training = fine_tuning(len(sets["train"]), select_by)
+        training = encoder_training(len(sets["train"]), select_by, is_pretrained=True)
         longest = min(pretrained.max_positions, _MAX_LENGTH)
         encoded, _ = encode_texts(pretrained.tokenizer, sample, longest)
         max_length = min(longest, length_of_most(encoded.lengths))
@@ -283,27 +283,20 @@ def linear_model(labels: int) -> dict[str, Any]:
     return {"kind": "linear", "ngrams": [1, 8 if labels < _MANY_LABELS else 5]}
 
 
-def encoder_training(rows: int, select_by: str) -> dict[str, Any]:
-    """Return the training section of an encoder without pretrained weights for that many training rows."""
-    is_large = rows >= _LARGE_ROWS
-    return {
-        "epochs": min(30, max(4, round(100_000 / rows))),
-        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32, "precision": "auto",
-        "optimizer": {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05},
-        "schedule": {"kind": "cosine"}, "select_by": select_by,
-        **(_EARLY_STOPPING if 100_000 / rows > 2 * _PATIENCE else {}),
-    }  # fmt: skip
+def encoder_training(rows: int, select_by: str, *, is_pretrained: bool) -> dict[str, Any]:
+    """Return the training section of an encoder for that many training rows.
 
-
-def fine_tuning(rows: int, select_by: str) -> dict[str, Any]:
-    """Return the training section of a pretrained encoder for that many training rows.
-
-    Small sets of many labels need 10 to 20 epochs; the score of the validation rows decides when it ends.
+    For a pretrained one, small sets of many labels need 10 to 20 epochs; the validation score decides when it ends.
     """
+    is_large = rows >= _LARGE_ROWS and not is_pretrained
+    epochs, fewest, most = (80_000 / rows, 2, 20) if is_pretrained else (100_000 / rows, 4, 30)
+    optimizer = {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05}
     return {
-        "epochs": min(20, max(2, round(80_000 / rows))), "batch_size": 16 if rows < 1_000 else 32,
-        "precision": "auto", "optimizer": {"lr": 6e-5}, "schedule": {"kind": "linear", "warmup": 0.1},
-        "select_by": select_by, **(_EARLY_STOPPING if 80_000 / rows > 2 * _PATIENCE else {}),
+        "epochs": min(most, max(fewest, round(epochs))),
+        "batch_size": 16 if rows < 1_000 else 64 if is_large else 32, "precision": "auto",
+        "optimizer": {"lr": 6e-5} if is_pretrained else optimizer,
+        "schedule": {"kind": "linear", "warmup": 0.1} if is_pretrained else {"kind": "cosine"}, "select_by": select_by,
+        **(_EARLY_STOPPING if epochs > 2 * _PATIENCE else {}),
     }  # fmt: skip
 
 

@@ -358,7 +358,8 @@ def folder_to_resume(recipe: Recipe, artifacts: Path, name: str | None) -> Path:
         saved = read_run_recipe(folder)
         if recipe.tokenizer.kind == "trained" and saved.model.vocab_size < recipe.model.vocab_size:
             # The trained tokenizer was smaller, see fitted_recipe; training it again checks that.
-            recipe = recipe.with_vocabulary(saved.model.vocab_size)
+            model = recipe.model.model_copy(update={"vocab_size": saved.model.vocab_size})
+            recipe = recipe.model_copy(update={"model": model})
         if saved.fingerprint() != recipe.fingerprint():
             old, new = _flatten(saved.model_dump(mode="json")), _flatten(recipe.model_dump(mode="json"))
             differences = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))

@@ -147,10 +147,6 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def _storage_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-
-
 def example_tensors(arrays: dict[str, NDArray[np.int64]]) -> dict[str, Tensor]:
     """Return tensors of the arrays' shapes, filled with the first number of each array."""
     return {name: torch.full(array.shape, int(array.flat[0]), dtype=torch.int64) for name, array in arrays.items()}
@@ -243,11 +239,13 @@ def predict_peak(
         if work is not None:
             work.parameters = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         # Bytes of the tensors that exist during the whole step.
-        lasting: dict[Kind, int] = {
-            "weights": _storage_bytes(weights) + sum(teacher_ledger.all.current.values()),
-            "optimizer": _storage_bytes(tensor for state in optimizer.state.values() for tensor in state.values()),
-            "gradients": _storage_bytes([*static_gradients, *gradients]),
+        tensors_of: dict[Kind, list[Tensor]] = {
+            "weights": weights,
+            "optimizer": [tensor for state in optimizer.state.values() for tensor in state.values()],
+            "gradients": [*static_gradients, *gradients],
         }
+        lasting = {kind: sum(t.untyped_storage().nbytes() for t in tensors) for kind, tensors in tensors_of.items()}
+        lasting["weights"] += sum(teacher_ledger.all.current.values())
 
         # 3. Trace a batch of validation.
         key = recipe.model_dump_json(include={"task", "data", "model"})
