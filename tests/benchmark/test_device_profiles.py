@@ -1,4 +1,4 @@
-"""The shipped hardware profiles, and how a device is recognised."""
+"""The shipped hardware profiles, how a device is recognised, and its peak rates."""
 
 import json
 import re
@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edgeformer.artifacts import documents
-from edgeformer.artifacts.device import DeviceProfile, Fact
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
 from edgeformer.artifacts.documents import shipped_names
 from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
@@ -255,3 +256,25 @@ def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp
     assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)
     assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 37 times, error 101% –" in lines
     assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table
+
+
+def test_one_table_of_peaks_the_surest_first() -> None:
+    slow, fast = (Fact[float](value=value, source="a test", verified="no") for value in (1e12, 2e12))
+    peaks = Peaks(fp32=slow, fp16=fast, fp16_fp32_accumulate=slow)
+    assert peaks.of("fp16") == (slow, fast)
+    assert peaks.of("fp32") == (slow,)
+    assert peaks.of("int8") == () == Peaks().of("fp16")
+
+
+def test_a_calibration_of_an_earlier_estimator_is_dropped_and_reported(tmp_path: Path) -> None:
+    calibration = {"created": "now", "processor": "x", "threads": 2, "provider": "p", "efficiencies": {}}
+    host = load_profile("host")
+    kept = host.model_dump(exclude={"budgets"}) | {"calibration": calibration}
+    former = host.model_dump(exclude={"budgets"}) | {"calibration": calibration | {"speed": {"product_us": 396.0}}}
+    assert DeviceProfile.model_validate(kept).calibration is not None
+    assert DeviceProfile.model_validate(former).calibration is None
+    path, notes = tmp_path / "mine.yaml", list[str]()
+    content = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": {"speed": {"product_us": 396.0}}}
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    assert documents.load_profile(str(path), note=notes.append).calibration is None
+    assert notes == [f"{path}:4: calibration: made by an earlier estimator and ignored; run edgeformer calibrate again"]

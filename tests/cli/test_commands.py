@@ -1,5 +1,6 @@
 """The commands as a user runs them, on a really trained run."""
 
+import os
 import shlex
 import shutil
 import signal
@@ -91,3 +92,14 @@ def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], ex
         builder_names(True, "x", [], {})
     with pytest.raises(InputError, match="--trt-via: has no effect without --trt"):
         builder_names(False, "torch-tensorrt", [], {})
+
+
+@pytest.mark.parametrize(("threads", "bound"), [(None, "true"), ("1", None)])
+def test_only_a_training_with_all_cores_is_bound_to_them(threads, bound, monkeypatch, edgeformer):
+    """Two trainings of one thread each would otherwise share the first core."""
+    for name, value in (("OMP_PROC_BIND", None), ("OMP_NUM_THREADS", threads)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    edgeformer("train", "no_such_recipe", code=2)
+    assert os.environ.get("OMP_PROC_BIND") == bound

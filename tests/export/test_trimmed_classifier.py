@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from tokenizers import Tokenizer
 
 from edgeformer.data.cleaning import normalizers
@@ -14,34 +13,20 @@ from edgeformer.export.run_source import write_trimmed_companions
 TEXTS = ["a wonderful film, told with wit", "an endless, dull story without any wit at all"] * 3
 
 
-@pytest.fixture(scope="module")
-def original() -> Tokenizer:
-    return train_tokenizer("wordpiece", 200, [*TEXTS, "friends of moving pictures unite"] * 5, normalizers())
-
-
-@pytest.fixture(scope="module")
-def trimmed(original: Tokenizer) -> Trimmed:
+def test_companions_are_renumbered(tmp_path: Path) -> None:
+    original = train_tokenizer("wordpiece", 200, [*TEXTS, "friends of moving pictures unite"] * 5, normalizers())
     # [MASK] is the last of the special tokens: no text uses it, but it is kept.
-    return trim_tokenizer(original, {number for text in TEXTS for number in original.encode(text).ids})
-
-
-@pytest.fixture
-def folder(tmp_path: Path, original: Tokenizer) -> Path:
-    source = tmp_path / "model"
+    trimmed = trim_tokenizer(original, {number for text in TEXTS for number in original.encode(text).ids})
+    source, target = tmp_path / "model", tmp_path / "trimmed"
     source.mkdir()
+    target.mkdir()
     config = {"model_type": "edgeformer-encoder", "vocab_size": original.get_vocab_size(), "hidden_size": 32}
     ids = {f"{name}_token_id": original.token_to_id(f"[{name.upper()}]") for name in ("pad", "cls", "sep", "unk")}
     (source / "config.json").write_text(json.dumps({**config, **ids, "bos_token_id": None}), encoding="utf-8")
     described = {"pad_token": "[PAD]", "added_tokens_decoder": {str(ids["cls_token_id"]): {"content": "[CLS]"}}}
     (source / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
-    return source
-
-
-def test_companions_are_renumbered(folder: Path, trimmed: Trimmed, original: Tokenizer, tmp_path: Path) -> None:
-    target = tmp_path / "trimmed"
-    target.mkdir()
     moved = Trimmed(trimmed.tokenizer, trimmed.kept[::-1].copy())  # so that the ids of special tokens change, too
-    write_trimmed_companions(folder, moved, target)
+    write_trimmed_companions(source, moved, target)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     assert config["vocab_size"] == len(trimmed.kept) and config["hidden_size"] == 32 and config["bos_token_id"] is None
     for name in ("pad", "cls", "sep", "unk"):

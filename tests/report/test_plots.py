@@ -1,4 +1,4 @@
-"""Pictures of runs and bundles: learning curves, sizes; titles that fit."""
+"""Pictures: learning curves, sizes and charts of reports; ranges are drawn whole, titles fit."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,15 @@ from matplotlib.figure import Figure
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import LEAKS, BundleManifest
 from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
+from edgeformer.report import charts
 from edgeformer.report.canvas import drawing
+from edgeformer.report.context import ranked_candidates
 from edgeformer.report.plots import draw_bundle, draw_learning_curve
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks
 from edgeformer.tasks.language_modeling import LanguageScore
-from tests.report.made_reports import copy_run
+from tests.report.made_reports import copy_run, made_report, made_search
 
 OLD = Path(__file__).resolve().parents[1] / "old_format"
 
@@ -120,3 +122,22 @@ def test_figure_grows_with_the_lines_of_its_title(title, panels, size, tmp_path,
     assert (breaks > 0) if len(title) > 200 else (breaks == 0)
     assert figure.get_figheight() == pytest.approx(size[1] + breaks * 11 * 1.2 / 72)
     assert figure.axes[0].get_window_extent().height > 0.5 * size[1] * figure.dpi
+
+
+def test_ranges_of_candidates_are_drawn_whole() -> None:
+    search = made_search()
+    ends = ({"low_ms": 0.5, "high_ms": 2.0, "score_low": 0.8, "score_high": 0.97}, {"low_ms": 1.5, "high_ms": 6.0})
+    candidates = tuple(c.model_copy(update=update) for c, update in zip(search.candidates, ends, strict=True))
+    axis = Figure().subplots()
+    search = search.model_copy(update={"candidates": candidates})
+    charts._draw_candidates(axis, search, {}, ranked_candidates(search))
+    drawn = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axis.lines}
+    assert {((0.5, 2.0), (0.91, 0.91)), ((1.0, 1.0), (0.8, 0.97)), ((1.5, 6.0), (0.92, 0.92))} <= drawn
+    (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+    assert left < 0.5 and right > 6.0 and bottom < 0.8 and top > 0.97
+
+
+def test_a_far_limit_is_named_at_the_edge() -> None:
+    axis = Figure().subplots()
+    assert charts._draw_limits(axis, made_report(), "latency", [1.0]) == []
+    assert [text.get_text() for text in axis.texts] == ["limit 5.00 ms (to the right)"]
