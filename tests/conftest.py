@@ -27,6 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 """Runs that ``python -m tests.golden.write`` wrote. Read them only."""
+OLD_FORMAT = Path(__file__).parent / "old_format"
+"""Runs and bundles of earlier versions, which ``tests/test_old_format.py`` describes. Read them only."""
 
 
 @pytest.fixture

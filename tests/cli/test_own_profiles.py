@@ -10,8 +10,7 @@ import yaml
 
 from edgeformer.artifacts.documents import own_profiles, shipped_folder
 from tests.cli.in_process import Edgeformer
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
+from tests.conftest import OLD_FORMAT
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def artifacts(tmp_path: Path) -> Path:
     folder = own_profiles(tmp_path / "elsewhere")
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
-    shutil.copytree(OLD / "classifier-v1", tmp_path / "elsewhere" / "old")
+    shutil.copytree(OLD_FORMAT / "classifier-v1", tmp_path / "elsewhere" / "old")
     return tmp_path / "elsewhere"
 
 

@@ -18,9 +18,8 @@ from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks
 from edgeformer.tasks.language_modeling import LanguageScore
+from tests.conftest import OLD_FORMAT
 from tests.report.made_reports import copy_run, made_report, made_search
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
 
 
 @pytest.fixture
@@ -79,7 +78,7 @@ class TestLearningCurve:
 
     def test_weights_of_a_stop_in_mid_epoch_are_marked(self, tmp_path: Path, figures: list[Figure]) -> None:
         changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
-        manifest = read_run(OLD / "classifier-v1").model_copy(update=changes)
+        manifest = read_run(OLD_FORMAT / "classifier-v1").model_copy(update=changes)
         (tmp_path / "run.json").write_text(manifest.model_dump_json(), encoding="utf-8")
         record = {"kind": "epoch", "step": 7, "train_loss": 0.7, "val_loss": 0.6, "val_accuracy": 0.625}
         for epoch, is_marked in ((0.31, True), (1.0, False)):
@@ -92,7 +91,7 @@ class TestLearningCurve:
 class TestBundle:
     def test_picture_compares_the_same_scores_as_the_table(self, tmp_path: Path) -> None:
         all_tasks()
-        manifest = read_manifest(BundleManifest, OLD / "language-v1" / "bundle" / BUNDLE_FILE)
+        manifest = read_manifest(BundleManifest, OLD_FORMAT / "language-v1" / "bundle" / BUNDLE_FILE)
         scores, _ = comparable_scores(manifest)
         assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
         path = draw_bundle(manifest, tmp_path / "bundle.png")

@@ -14,14 +14,13 @@ from edgeformer.report.tables import artifact_table, evaluation_table, print_cal
 from edgeformer.run import read_run
 from edgeformer.tasks import all_tasks, get_task
 from edgeformer.tasks.language_modeling import LanguageScore
+from tests.conftest import OLD_FORMAT
 from tests.report.made_reports import rendered
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
 
 
 def old_bundle(name: str) -> BundleManifest:
     all_tasks()
-    return read_manifest(BundleManifest, OLD / name / "bundle" / BUNDLE_FILE)
+    return read_manifest(BundleManifest, OLD_FORMAT / name / "bundle" / BUNDLE_FILE)
 
 
 def score_cell(text: str, artifact: str) -> str:
