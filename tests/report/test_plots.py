@@ -88,14 +88,13 @@ class TestLearningCurve:
             assert ("kept: 0.6250" in labels) is is_marked
 
 
-class TestBundle:
-    def test_picture_compares_the_same_scores_as_the_table(self, tmp_path: Path) -> None:
-        all_tasks()
-        manifest = read_manifest(BundleManifest, OLD_FORMAT / "language-v1" / "bundle" / BUNDLE_FILE)
-        scores, _ = comparable_scores(manifest)
-        assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
-        path = draw_bundle(manifest, tmp_path / "bundle.png")
-        assert path is not None and path.is_file()
+def test_picture_compares_the_same_scores_as_the_table(tmp_path: Path) -> None:
+    all_tasks()
+    manifest = read_manifest(BundleManifest, OLD_FORMAT / "language-v1" / "bundle" / BUNDLE_FILE)
+    scores, _ = comparable_scores(manifest)
+    assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
+    path = draw_bundle(manifest, tmp_path / "bundle.png")
+    assert path is not None and path.is_file()
 
 
 LONG_TITLE = "crt_deep · SYNTHETIC data: says nothing about real text · split 1 of 5, seed 42, rows in order · " * 3

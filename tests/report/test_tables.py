@@ -59,21 +59,20 @@ class TestArtifacts:
         assert score_cell(text, "onnx-fp32-decode") != "–"
 
 
-class TestRun:
-    def test_language_model(self, finished_language_run: Path) -> None:
-        manifest = read_run(finished_language_run)
-        score, text = manifest.test, rendered(tables.run_table(manifest), 220)
-        assert isinstance(score, LanguageScore) and score.early_exit is not None
-        for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
-            assert f"{value:,.2f}" in text
-        assert f"({score.early_exit.mean_loops:.2f} loops)" in text
-        assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
-        assert LEAKS not in text
-        assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
-        changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
-        text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
-        assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
-        assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
+def test_run_of_a_language_model(finished_language_run: Path) -> None:
+    manifest = read_run(finished_language_run)
+    score, text = manifest.test, rendered(tables.run_table(manifest), 220)
+    assert isinstance(score, LanguageScore) and score.early_exit is not None
+    for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
+        assert f"{value:,.2f}" in text
+    assert f"({score.early_exit.mean_loops:.2f} loops)" in text
+    assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
+    assert LEAKS not in text
+    assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
+    changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
+    text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
+    assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
+    assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
 
 
 def test_evaluation(finished_language_run: Path) -> None:
