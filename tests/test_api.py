@@ -29,8 +29,6 @@ from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
 from tests.conftest import OLD_FORMAT
-from tests.export import graphs
-from tests.export.graphs import save
 
 API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 OPTIONS = (
@@ -82,6 +80,8 @@ def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) ->
         edgeformer.open(tmp_path)
     with pytest.raises(InputError, match="a list of texts"):
         classifier().predict("a fine film")
+    with pytest.raises(InputError, match="belongs to a run"):
+        classifier().export()
     folder = Path(shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle"))
     bundle = edgeformer.Bundle.open(folder)
     assert bundle.verify("onnx-fp32").exit_code == 0
@@ -126,12 +126,3 @@ def test_the_reference_describes_every_option(options: type[Any]) -> None:
     described = re.findall(r"^    (\w[\w, ]*): ", attributes, re.MULTILINE)
     names = [name for entry in described for name in entry.split(", ")]
     assert names == [field.name for field in dataclasses.fields(options)]
-
-
-def test_import_and_export_an_onnx_file(tmp_path: Path) -> None:
-    bundle = edgeformer.import_onnx(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
-    assert bundle.verify().exit_code == 0
-    exported = bundle.export(int8=True)
-    assert [artifact.id for artifact in exported.artifacts] == ["onnx-fp32", "onnx-int8"]
-    with pytest.raises(InputError, match="belongs to a run"):
-        classifier().export()
