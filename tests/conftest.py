@@ -14,7 +14,6 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.cli.in_process import Edgeformer, in_process
 from tests.fakes.nvml import Driver, build
-from tests.mounts import on_disk
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; two threads each would wait for one another.
@@ -73,19 +72,6 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     """The stand-in in place of this machine's NVML, as the real pynvml loads it."""
     return Driver(nvml_library, monkeypatch)
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """An empty folder over which another disk can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("unshare") is None:
-        pytest.skip("needs Linux's unshare, to mount a disk")
-    tried = on_disk(folder, "size=1m", "true")
-    if tried.returncode:
-        pytest.skip(f"no disk can be mounted here: {tried.stderr.strip()}")
-    return folder
 
 
 SMALL_LANGUAGE = [
