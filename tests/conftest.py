@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -99,22 +98,6 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
         return find_folder(MINILM)
-
-
-@pytest.fixture(scope="session")
-def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny wrapped graph with a real engine for an RTX 4050. Read it; copy it before changing anything."""
-    if util.find_spec("tensorrt_rtx") is None:
-        pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
-    from edgeformer.export.export import export
-    from edgeformer.export.variants import ExportOptions
-    from edgeformer.imports.onnx import import_onnx
-    from tests.export import graphs
-
-    folder = tmp_path_factory.mktemp("engine")
-    import_onnx(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
-    export(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
-    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")
