@@ -123,8 +123,6 @@ def test_built_and_named_artifacts_are_selected(folder: Path) -> None:
     request = resolve(ProfileOptions(), CPU, manifest)
     assert [artifact.id for artifact in request.artifacts] == ["model"]
     assert "int8: rejected: accuracy fell" in request.notes
-    with pytest.raises(InputError, match="'tiny' has no artifact to profile: int8: rejected: accuracy fell"):
-        resolve(ProfileOptions(artifacts=("int8",)), CPU, manifest)
     manifest = write_manifest(folder, [built.model_copy(update={"id": name}) for name in ("one", "two")])
     for chosen, expected in (((), "two"), (("one",), "one")):  # the run argument names two
         request = resolve(ProfileOptions(artifacts=chosen), CPU, manifest, "two")

@@ -20,8 +20,7 @@ from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe
 from tests.cli.in_process import Edgeformer
-from tests.docs.commands import RUN
-from tests.docs.document import ROOT, Block, blocks, words
+from tests.docs.document import ROOT, RUN, Block, blocks, words
 from tests.models.crt_oracle import public_weights, small_config
 from tests.personal_data import sentences, write_jsonl
 
