@@ -8,15 +8,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import LEAKS, BundleManifest
-from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
+from edgeformer.artifacts.manifest import LEAKS
+from edgeformer.bundle import Bundle
 from edgeformer.report import charts
 from edgeformer.report.canvas import drawing
 from edgeformer.report.context import ranked_candidates
 from edgeformer.report.plots import draw_bundle, draw_learning_curve
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
-from edgeformer.tasks import all_tasks
 from edgeformer.tasks.language_modeling import LanguageScore
 from tests.conftest import OLD_FORMAT
 from tests.report.made_reports import copy_run, made_report, made_search
@@ -89,8 +88,7 @@ class TestLearningCurve:
 
 
 def test_picture_compares_the_same_scores_as_the_table(tmp_path: Path) -> None:
-    all_tasks()
-    manifest = read_manifest(BundleManifest, OLD_FORMAT / "language-v1" / "bundle" / BUNDLE_FILE)
+    manifest = Bundle.open(OLD_FORMAT / "language-v1" / "bundle").manifest
     scores, _ = comparable_scores(manifest)
     assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
     path = draw_bundle(manifest, tmp_path / "bundle.png")
