@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from edgeformer.tasks.classification import ClassificationRecipe
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.cli.in_process import Edgeformer, in_process
 from tests.fakes.nvml import Driver, build
-from tests.mounts import on_disk
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The workers share the cores; two threads each would wait for one another.
@@ -27,6 +25,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 """Runs that ``python -m tests.golden.write`` wrote. Read them only."""
+OLD_FORMAT = Path(__file__).parent / "old_format"
+"""Runs and bundles of earlier versions, which ``tests/test_old_format.py`` describes. Read them only."""
 
 
 @pytest.fixture
@@ -73,19 +73,6 @@ def nvml(nvml_library: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
     return Driver(nvml_library, monkeypatch)
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Path:
-    """An empty folder over which another disk can be mounted."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if shutil.which("unshare") is None:
-        pytest.skip("needs Linux's unshare, to mount a disk")
-    tried = on_disk(folder, "size=1m", "true")
-    if tried.returncode:
-        pytest.skip(f"no disk can be mounted here: {tried.stderr.strip()}")
-    return folder
-
-
 SMALL_LANGUAGE = [
     "name=small-language",
     "data.parts={train: [{kind: synthetic-reviews, rows: 400, seed: 1}], "
@@ -111,22 +98,6 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDGEFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
         return find_folder(MINILM)
-
-
-@pytest.fixture(scope="session")
-def wrapped_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny wrapped graph with a real engine for an RTX 4050. Read it; copy it before changing anything."""
-    if util.find_spec("tensorrt_rtx") is None:
-        pytest.skip("tensorrt-rtx, of the extra rtx, is not installed: it builds engines without a GPU")
-    from edgeformer.export.export import export
-    from edgeformer.export.variants import ExportOptions
-    from edgeformer.imports.onnx import import_onnx
-    from tests.export import graphs
-
-    folder = tmp_path_factory.mktemp("engine")
-    import_onnx(graphs.save(folder, graphs.embedding(rows=64, width=16)), folder / "bundle")
-    export(folder / "bundle", ExportOptions(build=("tensorrt",), target="rtx4050"))
-    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")

@@ -28,10 +28,8 @@ from edgeformer.inference.verification import Verification
 from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.training.train import TrainOptions
 from tests.cli.run_cli import edgeformer as command
-from tests.export import graphs
-from tests.export.graphs import save
+from tests.conftest import OLD_FORMAT
 
-OLD = Path(__file__).parent / "old_format"
 API = Path(__file__).parents[1] / "docs" / "reference" / "python.md"
 OPTIONS = (
     TrainOptions, ExportOptions, EvaluateOptions, ProfileOptions, ChoiceOptions, GenerateOptions, Sampling, EarlyExit,
@@ -41,7 +39,7 @@ OPTIONS = (
 
 
 def classifier() -> edgeformer.Bundle:
-    opened = edgeformer.open(OLD / "classifier-v1" / "bundle")
+    opened = edgeformer.open(OLD_FORMAT / "classifier-v1" / "bundle")
     assert isinstance(opened, edgeformer.Bundle)
     return opened
 
@@ -57,7 +55,7 @@ def test_a_prediction_in_one_line_without_torch() -> None:
         "import sys; sys.modules['torch'] = sys.modules['datasets'] = sys.modules['matplotlib'] = None\n"
         "import edgeformer; print(edgeformer.open('bundle').predict(['a fine film'])[0].probabilities)"
     )
-    folder = OLD / "classifier-v1"
+    folder = OLD_FORMAT / "classifier-v1"
     result = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     outcome = command("predict", "bundle", "a fine film", "--json", cwd=folder)
@@ -75,14 +73,16 @@ def test_the_reference_names_functions_that_exist() -> None:
 
 
 def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) -> None:
-    run = edgeformer.open(str(OLD / "classifier-v1"))
+    run = edgeformer.open(str(OLD_FORMAT / "classifier-v1"))
     assert isinstance(run, edgeformer.Run) and isinstance(run.bundle, edgeformer.Bundle)
     assert run.bundle.name == classifier().name == run.name
     with pytest.raises(ArtifactError, match="neither a run nor a bundle"):
         edgeformer.open(tmp_path)
     with pytest.raises(InputError, match="a list of texts"):
         classifier().predict("a fine film")
-    folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
+    with pytest.raises(InputError, match="belongs to a run"):
+        classifier().export()
+    folder = Path(shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle"))
     bundle = edgeformer.Bundle.open(folder)
     assert bundle.verify("onnx-fp32").exit_code == 0
     (folder / "onnx" / "model.onnx").write_bytes(b"changed")
@@ -92,7 +92,7 @@ def test_open_tells_runs_from_bundles_and_verify_hashes_again(tmp_path: Path) ->
 
 def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
     for name in ("classifier-v1", "language-v1"):
-        shutil.copytree(OLD / name, tmp_path / name)
+        shutil.copytree(OLD_FORMAT / name, tmp_path / name)
     run = edgeformer.Run.open(tmp_path / "classifier-v1")
     (row,) = run.evaluate(artifact="onnx-fp32").rows
     (bundle_row,) = run.bundle.evaluate(artifact="onnx-fp32").rows
@@ -126,12 +126,3 @@ def test_the_reference_describes_every_option(options: type[Any]) -> None:
     described = re.findall(r"^    (\w[\w, ]*): ", attributes, re.MULTILINE)
     names = [name for entry in described for name in entry.split(", ")]
     assert names == [field.name for field in dataclasses.fields(options)]
-
-
-def test_import_and_export_an_onnx_file(tmp_path: Path) -> None:
-    bundle = edgeformer.import_onnx(save(tmp_path, graphs.embedding(rows=64)), tmp_path / "bundle", seed=3)
-    assert bundle.verify().exit_code == 0
-    exported = bundle.export(int8=True)
-    assert [artifact.id for artifact in exported.artifacts] == ["onnx-fp32", "onnx-int8"]
-    with pytest.raises(InputError, match="belongs to a run"):
-        classifier().export()

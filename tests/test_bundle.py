@@ -16,9 +16,8 @@ from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes import OpenOptions, cannot_run, default_provider
 from tests.cli.run_cli import edgeformer as edgeformer_command
+from tests.conftest import OLD_FORMAT
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bundle, write_manifest
-
-OLD = Path(__file__).parent / "old_format"
 
 
 @pytest.fixture
@@ -127,14 +126,14 @@ def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return sha256_of(path)
 
     monkeypatch.setattr(bundle_files, "sha256_of", counted)
-    bundle = opened(OLD / "language-v1" / "bundle")
+    bundle = opened(OLD_FORMAT / "language-v1" / "bundle")
     for id_ in ("onnx-fp32", "onnx-fp32-exit2", "onnx-fp32"):
         bundle.check(bundle.artifact(id_))
     assert sorted(hashed) == ["model.onnx", "model.onnx_data", "model_exit2.onnx"]
 
 
 def test_exits_and_loops() -> None:
-    classifier, language = (opened(OLD / name / "bundle") for name in ("classifier-v1", "language-v1"))
+    classifier, language = (opened(OLD_FORMAT / name / "bundle") for name in ("classifier-v1", "language-v1"))
     assert (classifier.loops, language.loops) == (2, 4)
     exits = {"onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2)}
     assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == exits
@@ -143,7 +142,7 @@ def test_exits_and_loops() -> None:
 
 
 def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
-    bundle = opened(OLD / "classifier-v1" / "bundle")
+    bundle = opened(OLD_FORMAT / "classifier-v1" / "bundle")
     untrimmed, trimmed = bundle.artifact("onnx-fp16"), bundle.artifact("onnx-fp16-trim")
     assert bundle.reader(trimmed).vocabulary < bundle.reader(untrimmed).vocabulary
     assert bundle.reader(untrimmed) is bundle.reader() is not bundle.reader(trimmed)
@@ -151,7 +150,7 @@ def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
 
 
 def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle"))
+    folder = Path(shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle"))
     (folder / "config.json").write_text('{"iterations": "many"}', encoding="utf-8")
     manifest = opened(folder).manifest
     files = {**manifest.files, "config.json": sha256_of(folder / "config.json")}
@@ -193,12 +192,6 @@ class TestExternalData:
         write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files=listed)
         return opened(folder)
 
-    def test_listed_weights_are_read(self, folder: Path) -> None:
-        bundle = self.bundle(folder, "model.onnx_data", {"onnx/model.onnx_data": weights_of_head()})
-        ids = np.ones((1, 4), np.int64)
-        with bundle.session(bundle.artifact("model")) as session:
-            assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
-
     @pytest.mark.parametrize("inside", [False, True])
     def test_a_file_that_is_not_listed(self, folder: Path, inside: bool) -> None:
         """ONNX Runtime would read it: it checks the folder, not the manifest."""
@@ -234,7 +227,7 @@ class TestExternalData:
 
     def test_every_command_refuses(self, tmp_path: Path) -> None:
         folder = tmp_path / "bundle"
-        shutil.copytree(OLD / "classifier-v1" / "bundle", folder)
+        shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", folder)
         path = folder / "onnx" / "model.onnx"
         model, original_sha256 = onnx.load(path), sha256_of(path)
         table = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
@@ -259,7 +252,7 @@ class TestExternalData:
 
 
 def test_locations_are_those_that_the_onnx_package_sees() -> None:
-    for path in OLD.glob("*/bundle/onnx/*.onnx"):
+    for path in OLD_FORMAT.glob("*/bundle/onnx/*.onnx"):
         model = onnx.load(path, load_external_data=False)
         tensors = [tensor for tensor in model.graph.initializer if external_data_helper.uses_external_data(tensor)]
         expected = {external_data_helper.ExternalDataInfo(tensor).location for tensor in tensors}

@@ -1,6 +1,5 @@
 """Every program in examples/ runs as a user would start it."""
 
-import csv
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgeformer.data.synthetic import PARAGRAPHS
+from tests.docs.test_documented_commands import write_rows
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -25,12 +25,7 @@ def run(name: str, *arguments: str | Path, folder: Path) -> str:
 
 
 def write_table(path: Path, rows: int) -> Path:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "label"])
-        for number in range(rows):
-            word, label = (("dull and slow", "bad"), ("warm and funny", "good"))[number % 2]
-            writer.writerow([f"a {word} film, number {number}", label])
+    write_rows(path, ("text", "label"), ("bad", "good"), rows, ",")
     return path
 
 

@@ -18,8 +18,8 @@ from edgeformer.artifacts.workspace import read_manifest
 from edgeformer.bundle import Bundle
 from edgeformer.run import Run
 from tests.cli.run_cli import edgeformer, run_json
+from tests.conftest import OLD_FORMAT
 
-OLD = Path(__file__).parent / "old_format"
 RUNS = ("classifier-v1", "language-v1", "classifier-v2")
 BUNDLES = (*RUNS, "language-v2")
 TOLERANCE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 2e-2}
@@ -29,7 +29,7 @@ TOLERANCE = {"fp32": 1e-5, "fp16": 1e-2, "int8": 2e-2}
 def workplace(tmp_path: Path) -> Path:
     """A folder whose artifacts/ holds copies of all."""
     for name in BUNDLES:
-        shutil.copytree(OLD / name, tmp_path / "artifacts" / name)
+        shutil.copytree(OLD_FORMAT / name, tmp_path / "artifacts" / name)
     return tmp_path
 
 
@@ -37,16 +37,16 @@ def workplace(tmp_path: Path) -> Path:
 def test_their_bundles_are_verified(name: str, workplace: Path) -> None:
     result = run_json("verify", f"artifacts/{name}/bundle", cwd=workplace)
     assert result["exit_code"] == 0 and {check["status"] for check in result["files"]} == {"intact"}
-    built = {artifact.id for artifact in Bundle.open(OLD / name / "bundle").built()}
+    built = {artifact.id for artifact in Bundle.open(OLD_FORMAT / name / "bundle").built()}
     assert {check["artifact"] for check in result["artifacts"] if check["status"] == "verified"} == built
 
 
 @pytest.mark.parametrize("name, step_graphs", [("classifier-v1", ["onnx-fp32-step"]), ("classifier-v2", [])])
 def test_predictions_are_those_of_that_version(name: str, step_graphs: list[str]) -> None:
-    recorded = json.loads((OLD / f"{name}-predictions.json").read_text(encoding="utf-8"))
+    recorded = json.loads((OLD_FORMAT / f"{name}-predictions.json").read_text(encoding="utf-8"))
     texts = [prediction["text"] for prediction in recorded["predictions"]]
     for artifact in ("onnx-fp32", "onnx-fp16", "onnx-int8", *step_graphs, "torch"):
-        result = run_json("predict", str(OLD / name), *texts, "--artifact", artifact, cwd=OLD)
+        result = run_json("predict", str(OLD_FORMAT / name), *texts, "--artifact", artifact, cwd=OLD_FORMAT)
         assert result["run"] == recorded["run"]
         precision = next((part for part in artifact.split("-") if part in TOLERANCE), "fp32")
         for prediction, expected in zip(result["predictions"], recorded["predictions"], strict=True):
@@ -56,7 +56,7 @@ def test_predictions_are_those_of_that_version(name: str, step_graphs: list[str]
 @pytest.mark.parametrize("name", RUNS)
 def test_scores_are_those_of_that_version(name: str, workplace: Path) -> None:
     """The synthetic data is made again by the recipe, and is what training saw, or it would be refused."""
-    recorded = {(row.artifact, row.split, row.exit): row for row in read_evaluation(OLD / name).rows}
+    recorded = {(row.artifact, row.split, row.exit): row for row in read_evaluation(OLD_FORMAT / name).rows}
     rows = run_json("evaluate", name, "--artifact", "all", cwd=workplace)["rows"]
     current = {(row["artifact"], row["split"], row["exit"]): row for row in rows}
     compared = recorded.keys() & current.keys()
@@ -78,15 +78,15 @@ def test_text_is_written(workplace: Path) -> None:
 
 def test_they_are_listed_and_their_reports_read_and_compared(workplace: Path) -> None:
     outcome = edgeformer("list", "runs", cwd=workplace)
-    assert outcome.code == 0 and all(Run.open(OLD / name).name in outcome.out for name in RUNS)
+    assert outcome.code == 0 and all(Run.open(OLD_FORMAT / name).name in outcome.out for name in RUNS)
     for name in ("classifier-v1", "language-v1"):
-        report = read_manifest(Report, OLD / name / "reports" / "rtx4050.json")
-        assert report.run == Run.open(OLD / name).name and report.rows
+        report = read_manifest(Report, OLD_FORMAT / name / "reports" / "rtx4050.json")
+        assert report.run == Run.open(OLD_FORMAT / name).name and report.rows
     assert run_json("compare", "classifier-v1", "language-v1", cwd=workplace)
 
 
 def test_removed_parts_of_a_report_are_left_out(tmp_path: Path) -> None:
-    report = json.loads((OLD / "language-v1" / "reports" / "rtx4050.json").read_text(encoding="utf-8"))
+    report = json.loads((OLD_FORMAT / "language-v1" / "reports" / "rtx4050.json").read_text(encoding="utf-8"))
     phases = [row["phase"] for row in report["rows"]]
     report["rows"].append({**report["rows"][-1], "phase": "speculate", "conditions": {"tokens_per_round": 3.5}})
     report["search"] = {
@@ -114,7 +114,7 @@ def test_they_are_profiled(workplace: Path) -> None:
     ],
 )
 def test_a_run_is_exported_again(name: str, options: tuple[str, ...], exported_ids: set[str], workplace: Path) -> None:
-    old = Bundle.open(OLD / name / "bundle")
+    old = Bundle.open(OLD_FORMAT / name / "bundle")
     result = run_json("export", name, *options, cwd=workplace)
     ids = [artifact.id for artifact in old.artifacts if not options or artifact.id in exported_ids]
     kept = [(id_, id_ not in exported_ids) for id_ in ids]

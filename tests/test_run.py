@@ -17,25 +17,25 @@ from edgeformer.run import Location, Run, find_bundle, locate
 from edgeformer.system.lock import lock_folder
 from edgeformer.training.train import folder_to_resume
 from tests.cli.run_cli import edgeformer, run_json
+from tests.conftest import OLD_FORMAT
 
-OLD = Path(__file__).parent / "old_format"
-TRAINED_AS = {name: json.loads((OLD / name / "run.json").read_text(encoding="utf-8"))["run"]
+TRAINED_AS = {name: json.loads((OLD_FORMAT / name / "run.json").read_text(encoding="utf-8"))["run"]
               for name in ("classifier-v1", "language-v1")}  # fmt: skip
 
 
 @pytest.fixture
 def artifacts(tmp_path: Path) -> Path:
-    shutil.copytree(OLD / "classifier-v1", tmp_path / "artifacts" / "renamed")
+    shutil.copytree(OLD_FORMAT / "classifier-v1", tmp_path / "artifacts" / "renamed")
     return tmp_path / "artifacts"
 
 
 def test_properties_of_a_run() -> None:
-    run = Run.open(OLD / "language-v1")
+    run = Run.open(OLD_FORMAT / "language-v1")
     assert (run.name, run.task.name, run.model_spec.kind) == (TRAINED_AS["language-v1"], "language-modeling", "crt")
     assert run.exits == (2, 4) and run.answers_with_losses and not run.leaks
     assert run.reader().vocabulary and run.recipe.name
     assert {row.artifact for row in read_evaluation(run.folder).rows} >= {"torch"}
-    classifier = Run.open(OLD / "classifier-v1")
+    classifier = Run.open(OLD_FORMAT / "classifier-v1")
     assert classifier.exits == (1, 2) and not classifier.answers_with_losses
     assert classifier.reader().vocabulary == classifier.recipe.model.vocab_size
 
@@ -112,7 +112,7 @@ def test_missing_runs_and_bundles_are_refused(artifacts: Path, tmp_path: Path) -
 
 
 def test_a_list_of_runs_fits_80_columns(artifacts: Path, tmp_path: Path) -> None:
-    shutil.copytree(OLD / "language-v1", artifacts / "language-v1-trained")
+    shutil.copytree(OLD_FORMAT / "language-v1", artifacts / "language-v1-trained")
     (artifacts / "broken").mkdir()
     (artifacts / "broken" / "run.json").write_text("{", encoding="utf-8")
     outcome = edgeformer("list", "runs", "--artifacts", str(artifacts), cwd=tmp_path)
@@ -133,6 +133,6 @@ def test_scores_on_different_data_do_not_rank_runs(artifacts: Path, tmp_path: Pa
     assert score_note([Location(first, None), Location(artifacts / "same", None)]) is None
     outcome = edgeformer("compare", "renamed", "other", "--artifacts", str(artifacts), cwd=tmp_path)
     assert "do not compare the scores, because the test sets differ:" in outcome.out and "ffffffff" in outcome.out
-    shutil.copytree(OLD / "language-v1", artifacts / "language")
+    shutil.copytree(OLD_FORMAT / "language-v1", artifacts / "language")
     note = score_note([Location(first, None), Location(artifacts / "language", None)])
     assert note is not None and "the tasks differ" in note

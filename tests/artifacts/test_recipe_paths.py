@@ -7,22 +7,11 @@ import pytest
 
 from edgeformer.artifacts.documents import YamlDocument, resolve_paths
 from edgeformer.models import load_recipe
+from tests.cli import test_bad_input
 
-RECIPE = """\
-name: mine
-task: classification
-data:
-  parts:
-    train:
-      - {kind: file, path: data/reviews.csv}
-  split: random-split
-  labels: [bad, good]
-  max_length: 16
-tokenizer: {kind: file, path: ../words/tokenizer.json}
-model:
-  {kind: encoder, vocab_size: 99, hidden_size: 8, layers: 1, iterations: 2, heads: 2, ffn_size: 8, residual_scale: 0.5}
-training: {epochs: 1, batch_size: 8, optimizer: {lr: 1.0e-3}, schedule: {kind: constant}}
-"""
+RECIPE = test_bad_input.RECIPE.replace("path: reviews.tsv", "path: data/reviews.csv").replace(
+    "{kind: trained}", "{kind: file, path: ../words/tokenizer.json}"
+)
 
 
 @pytest.fixture

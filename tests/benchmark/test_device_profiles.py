@@ -1,19 +1,24 @@
-"""The shipped hardware profiles, and how a device is recognised."""
+"""The shipped hardware profiles, how a device is recognised, and its peak rates."""
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 
 from edgeformer.artifacts import documents
-from edgeformer.artifacts.device import DeviceProfile, Fact
-from edgeformer.artifacts.documents import shipped_names
+from edgeformer.artifacts.device import DeviceProfile, Fact, Peaks
+from edgeformer.artifacts.documents import own_profiles, shipped_folder, shipped_names
 from edgeformer.measurement.target import find_target
 from edgeformer.system import nvidia
+from tests.cli.in_process import Edgeformer
+from tests.conftest import OLD_FORMAT
 
 load_profile = cache(documents.load_profile)  # reading YAML is most of what these tests would do
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "profiles.md"
@@ -255,3 +260,63 @@ def test_list_devices_shows_the_local_calibration_and_survives_a_broken_file(tmp
     assert any(line.startswith("t4 cuda") and "503 times, error 11%" in line for line in lines)
     assert "rtx4050 cuda 5.4 GiB 192 42.1 35–115 37 times, error 101% –" in lines
     assert any(line.startswith("mine – – – – – – ") for line in lines) and "unreadable" in table
+
+
+def test_one_table_of_peaks_the_surest_first() -> None:
+    slow, fast = (Fact[float](value=value, source="a test", verified="no") for value in (1e12, 2e12))
+    peaks = Peaks(fp32=slow, fp16=fast, fp16_fp32_accumulate=slow)
+    assert peaks.of("fp16") == (slow, fast)
+    assert peaks.of("fp32") == (slow,)
+    assert peaks.of("int8") == () == Peaks().of("fp16")
+
+
+def test_a_calibration_of_an_earlier_estimator_is_dropped_and_reported(tmp_path: Path) -> None:
+    calibration = {"created": "now", "processor": "x", "threads": 2, "provider": "p", "efficiencies": {}}
+    host = load_profile("host")
+    kept = host.model_dump(exclude={"budgets"}) | {"calibration": calibration}
+    former = host.model_dump(exclude={"budgets"}) | {"calibration": calibration | {"speed": {"product_us": 396.0}}}
+    assert DeviceProfile.model_validate(kept).calibration is not None
+    assert DeviceProfile.model_validate(former).calibration is None
+    path, notes = tmp_path / "mine.yaml", list[str]()
+    content = {"name": "mine", "title": "Mine", "kind": "cpu", "calibration": {"speed": {"product_us": 396.0}}}
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    assert documents.load_profile(str(path), note=notes.append).calibration is None
+    assert notes == [f"{path}:4: calibration: made by an earlier estimator and ignored; run edgeformer calibrate again"]
+
+
+# A profile in <artifacts>/profiles is found by every command that takes a device.
+
+
+@pytest.fixture
+def artifacts(tmp_path: Path) -> Path:
+    """A folder of runs with a profile that nobody ships: an RTX 4050 with 1 MiB of memory beside its CUDA context."""
+    profile = yaml.safe_load((shipped_folder("profiles") / "rtx4050.yaml").read_text(encoding="utf-8"))
+    profile |= {"name": "mine", "title": "My own card"}
+    profile["usable_memory_bytes"]["value"] = "301MiB"
+    folder = own_profiles(tmp_path / "elsewhere")
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(profile), encoding="utf-8")
+    shutil.copytree(OLD_FORMAT / "classifier-v1", tmp_path / "elsewhere" / "old")
+    return tmp_path / "elsewhere"
+
+
+def test_commands_find_an_own_profile(artifacts: Path, edgeformer: Edgeformer) -> None:
+    options = ("--artifacts", str(artifacts), "--json")
+    planned = json.loads(edgeformer("plan", "quickstart", "--device", "mine", *options, code=3))
+    assert planned["device"] == "mine" and planned["budget_bytes"] == 2**20
+    listed = json.loads(edgeformer("list", "devices", *options))["devices"]
+    (mine,) = [device for device in listed if device["name"] == "mine"]
+    assert mine["device"] == "My own card" and mine["usable_memory_bytes"] == 301 * 2**20
+    refused = edgeformer("train", "quickstart", "--as-device", "mine", "--accelerator", "cpu", *options, code=2)
+    assert "error: --as-device" in refused and "no device profile" not in refused
+    refused = edgeformer("profile", "old", "--device", "mine", "--max-size", "1", *options, code=2)
+    assert "error: --max-size" in refused, "the profile is read before the limits are"
+
+
+@pytest.mark.slow
+def test_export_is_for_an_own_profile(artifacts: Path, edgeformer: Edgeformer) -> None:
+    (artifacts / "old" / "model" / "README.md").unlink()  # as training through Python left it in an earlier version
+    options = ("--trt", "--target", "mine", "--replace", "--artifacts", str(artifacts), "--json")
+    code = 3 if find_spec("tensorrt_rtx") is None else 0
+    assert "artifacts" in json.loads(edgeformer("export", "old", *options, code=code))
+    assert (artifacts / "old" / "bundle" / "README.md").read_text(encoding="utf-8").startswith("---\nlibrary_name")

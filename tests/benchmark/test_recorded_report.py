@@ -13,9 +13,9 @@ from edgeformer.benchmark.profile import judge_report
 from edgeformer.benchmark.request import ProfileOptions
 from edgeformer.bundle import Bundle
 from tests.cli.in_process import Edgeformer
+from tests.conftest import OLD_FORMAT
 
-OLD = Path(__file__).resolve().parents[1] / "old_format"
-BUNDLE = OLD / "classifier-v1" / "bundle"
+BUNDLE = OLD_FORMAT / "classifier-v1" / "bundle"
 SHA256 = {entry.id: entry.sha256 for entry in Bundle.open(BUNDLE).artifacts}
 PI, CARD = "raspberry-pi-5", "rtx4050"
 

@@ -1,5 +1,6 @@
 """Requests: shapes, limits, artifacts and the report's name that options resolve to."""
 
+import json
 from pathlib import Path
 
 import psutil
@@ -122,8 +123,6 @@ def test_built_and_named_artifacts_are_selected(folder: Path) -> None:
     request = resolve(ProfileOptions(), CPU, manifest)
     assert [artifact.id for artifact in request.artifacts] == ["model"]
     assert "int8: rejected: accuracy fell" in request.notes
-    with pytest.raises(InputError, match="'tiny' has no artifact to profile: int8: rejected: accuracy fell"):
-        resolve(ProfileOptions(artifacts=("int8",)), CPU, manifest)
     manifest = write_manifest(folder, [built.model_copy(update={"id": name}) for name in ("one", "two")])
     for chosen, expected in (((), "two"), (("one",), "one")):  # the run argument names two
         request = resolve(ProfileOptions(artifacts=chosen), CPU, manifest, "two")
@@ -157,3 +156,33 @@ def test_a_flags_limit_is_judged_at_the_shapes_that_were_asked_for(manifest: Bun
     assert any("judged at 1×16, 1×64" in note and "those of the profile at 1×128" in note for note in notes)
     alone = resolve(ProfileOptions(max_latency_ms=2.0), PI, long_model(manifest)).requirements
     assert (limit_of(alone.limits, "latency"), alone.shapes) == (2.0, ((1, 128),)), "no shape was asked for"
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "expected"),
+    [
+        ("profile", "--choose --min-accuracy 0.9", "No such option"),
+        ("profile", "--choose --min-score 91", "0.91 is 91%"),
+        ("profile", "--min-score 0.9", "--min-score: is an option of --choose; add --choose"),
+        ("profile", "--minimize size", "--minimize: is an option of --choose; add --choose"),
+        ("profile", "--choose --minimize price", "price"),
+        ("profile", "--search", "give --choose instead"),
+        ("profile", "--bundle another-run", "--bundle: is for a report"),
+        ("profile", "--calibrate", "No such option"),
+        ("profile", "--max-energy 10", "--max-energy"),
+        ("profile", "--max-energy 10MiB", "uJ, mJ, J"),
+        ("profile", "--threads 1,two", "--threads 1,16"),
+        ("profile", "--threads 0", "at least 1"),
+        ("calibrate", "--threads 1,2", "one number of threads"),
+        ("calibrate", "--validate-only --threads 1", "uses the threads of the calibration"),
+        ("calibrate", "--validate-only", "has no calibration; run edgeformer calibrate"),
+        ("calibrate", "--also another-run --validate-only", "--also: adds runs to a calibration"),
+        ("calibrate", "--also another-run", "another-run"),
+        ("calibrate", "--choose", "No such option"),
+    ],
+)
+def test_options_that_make_no_sense(folder, edgeformer, command, options, expected):
+    """They are refused before anything is measured or written."""
+    files = sorted(folder.rglob("*"))
+    printed = edgeformer(command, str(folder), "--device", "host", "--json", *options.split(), code=2)
+    assert expected in json.loads(printed.splitlines()[0])["error"] and sorted(folder.rglob("*")) == files

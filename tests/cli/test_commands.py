@@ -1,7 +1,7 @@
 """The commands as a user runs them, on a really trained run."""
 
+import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +16,6 @@ from edgeformer.run import read_run
 from tests.cli.run_cli import edgeformer, run_json
 
 
-@pytest.fixture(scope="module")
-def workplace(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with artifacts/small, free to write to."""
-    folder = tmp_path_factory.mktemp("workplace")
-    shutil.copytree(finished_run, folder / "artifacts" / "small")
-    return folder
-
-
 def test_plan_counts_offline(tmp_path: Path) -> None:
     document = run_json("plan", "recurrent_sst2", "--device", "rtx4050", cwd=tmp_path)
     assert document["parameters"] == 10_972_162
@@ -33,10 +25,11 @@ def test_plan_counts_offline(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a file that is always full")
 @pytest.mark.parametrize("name", ["small", "nothing"])
-def test_json_that_cannot_be_written_is_told_on_stderr(workplace: Path, name: str) -> None:
+def test_json_that_cannot_be_written_is_told_on_stderr(finished_run: Path, name: str) -> None:
     command = [sys.executable, "-m", "edgeformer", "predict", "--run", name, "good", "--json"]
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, cwd=workplace, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        folder = finished_run.parents[1]
+        done = subprocess.run(command, cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     expected = (1, "No space left on device") if name == "small" else (2, "no run 'nothing'")
     assert done.returncode == expected[0] and expected[1] in done.stderr
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
@@ -91,3 +84,14 @@ def test_each_flag_selects_its_builder(trt: bool, via: str, names: list[str], ex
         builder_names(True, "x", [], {})
     with pytest.raises(InputError, match="--trt-via: has no effect without --trt"):
         builder_names(False, "torch-tensorrt", [], {})
+
+
+@pytest.mark.parametrize(("threads", "bound"), [(None, "true"), ("1", None)])
+def test_only_a_training_with_all_cores_is_bound_to_them(threads, bound, monkeypatch, edgeformer):
+    """Two trainings of one thread each would otherwise share the first core."""
+    for name, value in (("OMP_PROC_BIND", None), ("OMP_NUM_THREADS", threads)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    edgeformer("train", "no_such_recipe", code=2)
+    assert os.environ.get("OMP_PROC_BIND") == bound

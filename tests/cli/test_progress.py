@@ -42,19 +42,17 @@ def test_lines_come_though_the_work_does_not_advance(monkeypatch, capsys):
         time.sleep(0.02)
         messages += capsys.readouterr().err
     assert messages.count("so far\n") >= 2
-    lines.start("Epoch 1/2", 10, "samples")
-    lines.advance(5, loss=0.5, left_s=7200.0)
-    time.sleep(0.08)
-    lines.finish()
-    time.sleep(0.2)
-    end = capsys.readouterr().err
-    assert "Epoch 1/2: 5/10 samples  loss 0.5  2 h 00 min left\n" in end and "left_s" not in end
-    lines.start("Epoch 1/2", 10, "samples")
-    lines.advance(5, most_left_s=7200.0)
-    time.sleep(0.08)
-    lines.finish()
-    time.sleep(0.2)
-    assert "Epoch 1/2: 5/10 samples  at most 2 h 00 min left\n" in capsys.readouterr().err
+    for figures, text in (
+        ({"loss": 0.5, "left_s": 7200.0}, "loss 0.5  2 h 00 min left"),
+        ({"most_left_s": 7200.0}, "at most 2 h 00 min left"),
+    ):
+        lines.start("Epoch 1/2", 10, "samples")
+        lines.advance(5, **figures)
+        time.sleep(0.08)
+        lines.finish()
+        time.sleep(0.2)
+        end = capsys.readouterr().err
+        assert f"Epoch 1/2: 5/10 samples  {text}\n" in end and "left_s" not in end
     time.sleep(0.2)
     assert capsys.readouterr().err == ""
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.cli.run_cli import edgeformer
-
-OLD = Path(__file__).parents[1] / "old_format"
+from tests.conftest import OLD_FORMAT
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     built = tmp_path_factory.mktemp("names")
-    shutil.copytree(OLD / "classifier-v1", built / "artifacts" / "shops-1")
+    shutil.copytree(OLD_FORMAT / "classifier-v1", built / "artifacts" / "shops-1")
     return built
 
 

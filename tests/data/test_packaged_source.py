@@ -22,22 +22,18 @@ class Package:
         return self._root / name
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The packed model of a package whose code would fail."""
-    path = tmp_path / "site" / "all_minilm_l6_v2" / "model.zip"
-    path.parent.mkdir(parents=True)
-    (path.parent / "__init__.py").write_text("raise SystemExit('the code of the package ran')")
-    with zipfile.ZipFile(path, "w") as archive:
+def test_unpacks_once_repairs_and_prefers_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site" / "all_minilm_l6_v2" / "model.zip"
+    package.parent.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("raise SystemExit('the code of the package ran')")
+    with zipfile.ZipFile(package, "w") as archive:
         archive.writestr("config.json", "{}")
         archive.writestr("1_Pooling/config.json", "[]")
     monkeypatch.setattr(source_folder, "distribution", lambda name: Package(tmp_path / "site"))
     monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
-    return path
-
-
-def test_unpacks_once_repairs_and_prefers_a_folder_of_that_name(package: Path, tmp_path: Path) -> None:
     folder = find_folder(MINILM)
     assert folder == tmp_path / "cache" / "sources" / "minilm"
     assert (folder / "1_Pooling/config.json").read_text() == "[]"

@@ -5,7 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from edgeformer.artifacts.data_config import DataConfig
-from edgeformer.artifacts.errors import DataError, InputError
+from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
 from edgeformer.data.prepare import lengths_of_sets, prepare
@@ -58,22 +58,6 @@ def test_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     assert {name: sum(lengths.texts) for name, lengths in summary.text_words.items()} == summary.rows
     assert summary.text_tokens["train"].max <= 32
     assert DataSummary.model_validate_json(summary.model_dump_json()) == summary
-
-
-@pytest.mark.parametrize("protocol", ["random-split", "sst-test"])
-def test_bundle_reads_the_sets_of_training(tmp_path, protocol):
-    names = {"random-split": ["train"], "glue-dev": ["train", "validation"], "given": ["train", "test"]}
-    parts = [*names.get(protocol, ["train", "validation", "sst-test"]), "other"]
-    trained = recipe({name: synthetic(120, number) for number, name in enumerate(parts)}, protocol)
-    data = prepared(trained, tmp_path)
-    sets = {"test": data.tests[protocol], "validation": data.validation, **data.tests}
-    for name, expected in sets.items():
-        encoded = read_set(trained.data, data.tokenizer, name)
-        assert np.array_equal(encoded.ids, expected.ids)
-        assert np.array_equal(encoded.labels, expected.labels)
-    for name, reason in (("train", "the training set is not scored"), ("x", f"no such set; .*, {protocol}, other")):
-        with pytest.raises(InputError, match=f"--split '?{name}'?: {reason}"):
-            read_set(trained.data, data.tokenizer, name)
 
 
 def test_file_to_evaluate_has_well_known_columns(tmp_path):

@@ -234,6 +234,3 @@ def test_imported_model_uses_the_parts_of_a_folder(tmp_path: Path) -> None:
     assert local_parts(config("imported"), tmp_path)[0].split == "imported"
     (tmp_path / "dev.csv").unlink()
     assert local_parts(config("imported"), tmp_path)[0].split == "given"
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="none of the parts train, validation, test has a file"):
-        local_parts(config("imported"), tmp_path / "empty")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edgeformer.artifacts.data_config import DataConfig, PairsConfig, TextConfig
-from edgeformer.artifacts.errors import DataError
+from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.cleaning import clean
 from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.sources import load_part, load_parts
@@ -248,7 +248,7 @@ def test_balanced_sets_have_equal_groups(protocol, mixed, tmp_path):
     assert set(counts) == {"mixed", "odd", "more"} and max(counts.values()) - min(counts.values()) <= 12
 
 
-@pytest.mark.parametrize("protocol", ["stratified", "glue-dev"])
+@pytest.mark.parametrize("protocol", ["stratified", "glue-dev", "random-split"])
 def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_path):
     hotels = jsonl(tmp_path / "hotels.jsonl", 40, lambda n: LABELS[n % 3])
     parts = {"train": [{**mixed, "rows": 200}], "hotels": [hotels]}
@@ -261,9 +261,14 @@ def test_resume_and_evaluation_read_the_sets_of_training(protocol, mixed, tmp_pa
     assert reloaded == trained, "what --resume compares"
     assert prepared(reloaded, tmp_path / "cache").summary == data.summary
     assert data.summary.label_rows["hotels"] == dict.fromkeys(LABELS, 3), "ten of them, of which equal thirds are nine"
-    for name in [name for name in set_parts(trained.data) if name != "train"]:
+    sets = {"test": data.tests[trained.data.test_set], "validation": data.validation, **data.tests}
+    for name, expected in sets.items():
         encoded = read_set(trained.data, data.tokenizer, name, data.summary.fingerprints)
-        assert np.array_equal(encoded.ids, (data.validation if name == "validation" else data.tests[name]).ids)
+        assert np.array_equal(encoded.ids, expected.ids) and np.array_equal(encoded.labels, expected.labels)
+    missing = f"no such set; allowed: .*{trained.data.test_set}, .*hotels"
+    for name, reason in (("train", "the training set is not scored"), ("x", missing)):
+        with pytest.raises(InputError, match=f"--split '?{name}'?: {reason}"):
+            read_set(trained.data, data.tokenizer, name)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,8 +11,9 @@ from tokenizers.trainers import WordPieceTrainer
 
 from edgeformer.artifacts.data_config import FileTokenizer, HubTokenizer, TrainedTokenizer
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data import cleaning, tokenization
-from edgeformer.data.encoding import PlainText
+from edgeformer.data import cleaning, encoding, tokenization
+from edgeformer.data.encoding import PlainText, encode, encode_texts
+from edgeformer.data.rows import LabelledTexts
 from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.data.tokenization import SPECIAL_TOKENS, boundary_id, fingerprint
 
@@ -220,3 +222,46 @@ def test_language_tokenizer_has_one_special_token(language_tokenizer, tmp_path):
     message = r"tokenizer\.json: has no token for the end of a text \(one of <\|endoftext\|>, </s>.*\[SEP\]"
     with pytest.raises(DataError, match=message):
         load_language(path, 400)
+
+
+REVIEWS = [row.text for row in synthetic_reviews(200, 0)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return trained(vocab_size=250, texts=REVIEWS)
+
+
+def test_truncated_text_keeps_its_last_special_token(tokenizer):
+    original = fingerprint(tokenizer)
+    texts = LabelledTexts(REVIEWS[:4], np.arange(4, dtype=np.int64))
+    uncut, cut = encode(texts, tokenizer, 128), encode(texts, tokenizer, 6)
+    assert (uncut.truncated, cut.truncated) == (0, 4)
+    assert cut.lengths.tolist() == [6, 6, 6, 6]
+    for index in range(4):
+        assert cut.row(index).tolist() == [*uncut.row(index)[:5].tolist(), 3]
+    assert (cut.ids.dtype, cut.offsets.dtype, cut.labels.tolist()) == (np.int32, np.int64, [0, 1, 2, 3])
+    assert encode(texts.take(np.arange(1)), tokenizer, int(uncut.lengths[0])).truncated == 0
+    assert fingerprint(tokenizer) == original
+
+
+def test_chunks_do_not_change_the_encoding(tokenizer, monkeypatch):
+    monkeypatch.setattr(encoding, "_CHUNK", 7)
+    advances = []
+    texts = [*REVIEWS[:40], "", " "]
+    encoded, _ = encode_texts(tokenizer, texts, 128, advances.append)
+    assert sum(advances) == len(encoded) == 42
+    assert [encoded.row(i).tolist() for i in range(42)] == [tokenizer.encode(text).ids for text in texts]
+    assert len(encode(LabelledTexts.unlabelled([]), tokenizer, 128)) == 0
+
+
+def test_boundary_inside_a_text_is_spelled_out(language_tokenizer):
+    tokenizer = language_tokenizer
+    plain, texts = PlainText(tokenizer), ["fine food", "one <|endoftext|> two", "", "<|endoftext|>"]
+    assert 0 in tokenizer.encode(texts[1]).ids
+    encoded = plain.encode_all(texts)
+    assert 0 not in encoded.ids
+    rows = [encoded.row(index).tolist() for index in range(len(encoded))]
+    assert [tokenizer.decode(row, skip_special_tokens=False) for row in rows] == texts
+    assert rows[0] == tokenizer.encode(texts[0]).ids
+    assert [plain.encode(text).ids for text in texts] == rows

@@ -13,6 +13,7 @@ from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file, train_tokenizer
 from edgeformer.data.trimming import Keeping, Trimmed, trim_effect, trim_to_training, trim_tokenizer
+from edgeformer.export.run_source import write_trimmed_companions
 from edgeformer.tasks.classification import ClassificationRecipe
 
 TEXTS = [
@@ -215,3 +216,26 @@ def test_bert_base_uncased_and_gpt2(data_folder: Path) -> None:
         assert trimmed.tokenizer.decode(trimmed.tokenizer.encode(text).ids) == text
     assert_same_tokens(trimmed, gpt2, USED)
     assert 256 < len(trimmed.kept) < 400
+
+
+def test_companions_are_renumbered(original: Tokenizer, trimmed: Trimmed, tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "trimmed"
+    source.mkdir()
+    target.mkdir()
+    config = {"model_type": "edgeformer-encoder", "vocab_size": original.get_vocab_size(), "hidden_size": 32}
+    ids = {f"{name}_token_id": original.token_to_id(f"[{name.upper()}]") for name in ("pad", "cls", "sep", "unk")}
+    (source / "config.json").write_text(json.dumps({**config, **ids, "bos_token_id": None}), encoding="utf-8")
+    described = {"pad_token": "[PAD]", "added_tokens_decoder": {str(ids["cls_token_id"]): {"content": "[CLS]"}}}
+    (source / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
+    moved = Trimmed(trimmed.tokenizer, trimmed.kept[::-1].copy())  # so that the ids of special tokens change, too
+    write_trimmed_companions(source, moved, target)
+    config = json.loads((target / "config.json").read_text(encoding="utf-8"))
+    assert config["vocab_size"] == len(trimmed.kept) and config["hidden_size"] == 32 and config["bos_token_id"] is None
+    for name in ("pad", "cls", "sep", "unk"):
+        assert moved.kept[config[f"{name}_token_id"]] == original.token_to_id(f"[{name.upper()}]")
+        assert config[f"{name}_token_id"] != original.token_to_id(f"[{name.upper()}]")
+    described = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
+    assert described["pad_token"] == "[PAD]"
+    assert described["added_tokens_decoder"] == {str(config["cls_token_id"]): {"content": "[CLS]"}}
+    written = Tokenizer.from_file(str(target / "tokenizer.json"))
+    assert written.get_vocab() == trimmed.tokenizer.get_vocab()

@@ -112,12 +112,9 @@ def table(tmp_path: Path, source: dict[str, Any], row: dict[str, Any], **more: A
     ],
 )
 def test_rules(rule: dict[str, Any], ours: float, published: Any, right: bool) -> None:
-    assert (fault(claim_of(rule, {"value": published}).rule, "value", ours, published) == "") is right
-
-
-def claim_of(rule: dict[str, Any], published: dict[str, Any], ours: Any = "s") -> Claim:
-    claimed = {"text": "x", "where": {"a": "1"}, "study": "s", "published": published, "unit": "", "rule": rule}
-    return Claim.model_validate({**claimed, "ours": ours})
+    claimed = {"text": "x", "where": {"a": "1"}, "study": "s", "published": {"value": published}, "unit": ""}
+    claim = Claim.model_validate({**claimed, "rule": rule, "ours": "s"})
+    assert (fault(claim.rule, "value", ours, published) == "") is right
 
 
 @pytest.mark.parametrize(

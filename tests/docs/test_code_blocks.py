@@ -7,8 +7,7 @@ import pytest
 import typer
 
 from edgeformer.cli.app import app
-from tests.docs.commands import NOT_OURS, NOT_SHELL, RUN
-from tests.docs.document import DOCUMENTS, ROOT, Block, blocks, inline_code, programs, words
+from tests.docs.document import DOCUMENTS, NOT_OURS, NOT_SHELL, ROOT, RUN, Block, blocks, inline_code, programs, words
 
 BLOCKS = [block for document in DOCUMENTS for block in blocks(document)]
 SHELL = [block for block in BLOCKS if block.language in ("", "bash") and block.first_line not in NOT_SHELL]

@@ -20,8 +20,7 @@ from edgeformer.data.synthetic import PARAGRAPHS
 from edgeformer.data.tokenization import train_language_tokenizer
 from edgeformer.models import load_recipe
 from tests.cli.in_process import Edgeformer
-from tests.docs.commands import RUN
-from tests.docs.document import ROOT, Block, blocks, words
+from tests.docs.document import ROOT, RUN, Block, blocks, words
 from tests.models.crt_oracle import public_weights, small_config
 from tests.personal_data import sentences, write_jsonl
 
@@ -73,25 +72,15 @@ def write_rows(file: Path, header: tuple[str, str], labels: tuple[str, str], row
             writer.writerow([f"a {word} film, number {number}", labels[number % 2]])
 
 
-def prepare_sentences(tokenizer: Path) -> None:
-    """The folders that the lines on SST-2 name."""
-    for name, rows in {"train": 120, "dev": 20, "test": 20}.items():
-        write_rows(Path("path/to/sst2") / f"{name}.tsv", ("sentence", "label"), ("0", "1"), rows, "\t")
-    target = Path("path/to/bert-base-uncased/tokenizer.json")
-    target.parent.mkdir(parents=True)
-    shutil.copy(tokenizer, target)
-
-
-def vocabulary(tokenizer: Path) -> int:
-    return len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
-
-
 def test_getting_started(edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps, with small models: recipe, run, bundle, report; real sentences."""
-    tokenizer = CLASSIFIER / "model" / "tokenizer.json"
-    prepare_sentences(tokenizer)
+    for name, rows in {"train": 120, "dev": 20, "test": 20}.items():
+        write_rows(Path("path/to/sst2") / f"{name}.tsv", ("sentence", "label"), ("0", "1"), rows, "\t")
+    Path("path/to/bert-base-uncased").mkdir(parents=True)
+    tokenizer = shutil.copy(CLASSIFIER / "model" / "tokenizer.json", Path("path/to/bert-base-uncased/tokenizer.json"))
+    vocabulary = len(json.loads(tokenizer.read_text(encoding="utf-8"))["model"]["vocab"])
     sentences = next(line for line in RUN if line.startswith("edgeformer train recurrent_sst2_fast"))
-    monkeypatch.setitem(RUN, sentences, (*RUN[sentences], "--set", f"model.vocab_size={vocabulary(tokenizer)}"))
+    monkeypatch.setitem(RUN, sentences, (*RUN[sentences], "--set", f"model.vocab_size={vocabulary}"))
     done = follow("docs/index.md", edgeformer)
     assert [command.split()[1] for command in done] == ["train", "export", "predict", "profile", "train", "train"]
     reports = next(Path("artifacts").glob("quickstart-001/reports"))

@@ -26,12 +26,8 @@ class Row(NamedTuple):
     evidence: str
 
 
-def table_rows() -> list[Row]:
-    cells = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
-    return [Row(row[0], row[1].partition(":")[0], *row[2:]) for row in cells if len(row) == 4 and row[0] != "element"]
-
-
-ROWS = table_rows()
+CELLS = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+ROWS = [Row(row[0], row[1].partition(":")[0], *row[2:]) for row in CELLS if len(row) == 4 and row[0] != "element"]
 STATES = re.findall(r"^\| \*([\w ]+)\* \| ", PAGE, re.MULTILINE)
 
 

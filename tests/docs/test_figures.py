@@ -129,3 +129,19 @@ def test_pictures_are_drawn_again_only_where_they_show_something_else(tmp_path: 
     path.write_text(path.read_text(encoding="utf-8").replace("0.91,", "0.92,"), encoding="utf-8")
     study_pages(tmp_path, pictures)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+ORIGIN = re.compile(r"^(Measured|Trained and measured|Counted) |^\d+ threads, 20\d\d-\d\d-\d\d", re.MULTILINE)
+SUMMARIES = {"index.md", "claims.md", "fidelity.md", "speed.md", "speed-targets.md", "gpu.md"}
+"""Pages without figures, or with figures whose origin is on another page."""
+
+
+def test_pages_name_the_origin_of_their_figures_and_mark_superseded_ones() -> None:
+    """The date, machine and code of the figures, and the changes that supersede them."""
+    paths = results_page.FOLDER.rglob("*.md")
+    pages = {path.relative_to(results_page.FOLDER).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+    assert {name for name, text in pages.items() if not ORIGIN.search(text)} == SUMMARIES
+    assert len(pages) > 30
+    assert "**Superseded** on 2026-11-24 by commit 00807e5" in pages["language-models.md"]
+    for study in ("table6", "table9", "table10", "table11"):
+        assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in pages[f"studies/{study}.md"], study

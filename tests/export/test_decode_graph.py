@@ -1,7 +1,5 @@
 """Decode graphs of the looped decoder: several tokens behind cached ones; precision of the head."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -23,14 +21,9 @@ IDS = np.random.default_rng(0).integers(0, WORDS, (1, 24))
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_language_run(tmp_path_factory.mktemp("caches") / "looped", language_recipe(**SIZES))
-    export(folder, ExportOptions(int8=True))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def bundle(run: Path) -> Bundle:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    run = write_language_run(tmp_path_factory.mktemp("caches") / "looped", language_recipe(**SIZES))
+    export(run, ExportOptions(int8=True))
     return Bundle.open(run / "bundle")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
@@ -15,9 +16,11 @@ from edgeformer.bundle import Bundle
 from edgeformer.export import run_source
 from edgeformer.export.audit import audit_sharing
 from edgeformer.export.export import export
+from edgeformer.export.graphs import weights_file, write_graph
 from edgeformer.export.variants import ExportOptions
 from edgeformer.run import read_run
 from edgeformer.runtimes.runtime import stored_twice
+from tests.export import graphs
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +155,11 @@ def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pyte
 def test_invalid_options_list_the_valid_ones(finished_run: Path, options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         export(finished_run, ExportOptions(**options))  # type: ignore[arg-type]
+
+
+def test_incomplete_weights_file_is_not_renamed(tmp_path: Path) -> None:
+    graph = onnx_ir.from_proto(graphs.embedding(rows=400))
+    with pytest.raises(RuntimeError), weights_file(tmp_path / "model.onnx_data") as weights:
+        write_graph(graph, tmp_path / "all.onnx", weights)
+        raise RuntimeError
+    assert [path.name for path in tmp_path.iterdir()] == ["all.onnx"]

@@ -119,12 +119,6 @@ def test_int8_uses_standard_operators_and_stores_every_tensor_once(module, quant
     assert len(set(contents)) == len(contents)
     result = audit_sharing(proto, parameters)
     assert result.stored_parameters == parameters and stored_twice(result) is None
-    copy = onnx.TensorProto()
-    copy.CopyFrom(next(t for t in proto.graph.initializer if tuple(t.dims) == (SIZE, SIZE)))
-    copy.name = "copied"
-    proto.graph.initializer.append(copy)
-    result = audit_sharing(proto, parameters)
-    assert result.stored_parameters == parameters + SIZE * SIZE and stored_twice(result) is not None
 
 
 def product(weight: list[onnx.NodeProto], operands: list[str], **attributes: float) -> onnx_ir.Model:

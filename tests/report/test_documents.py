@@ -94,16 +94,15 @@ class TestEstimates:
         assert rows[2]["memory_status"] == "estimated"
 
 
-class TestMarkdown:
-    def test_verdict_first_and_synthetic_data_marked(self) -> None:
-        verdict = Verdict(status="unknown", checks=(SIZE, OPEN_LATENCY))
-        text = markdown_of(made_report(synthetic=True, verdict=verdict))
-        assert text.index("**Verdict: unknown.**") < text.index("## Budget") < text.index("## Measurements")
-        assert "**SYNTHETIC data.**" in text and "unavailable" in text and "20.0 ms" in text
-        assert "a\\|b c" in markdown_of(made_report(made_row(measured(), artifact="a|b\nc")))
-        measurement = made_report(made_row(measured()), verdict=Verdict(status="pass", checks=(SIZE,)))
-        text = markdown_of(measurement)
-        assert estimate_note(measurement) is None and "≈" not in text and "estimat" not in text
+def test_markdown_has_the_verdict_first_and_marks_synthetic_data() -> None:
+    verdict = Verdict(status="unknown", checks=(SIZE, OPEN_LATENCY))
+    text = markdown_of(made_report(synthetic=True, verdict=verdict))
+    assert text.index("**Verdict: unknown.**") < text.index("## Budget") < text.index("## Measurements")
+    assert "**SYNTHETIC data.**" in text and "unavailable" in text and "20.0 ms" in text
+    assert "a\\|b c" in markdown_of(made_report(made_row(measured(), artifact="a|b\nc")))
+    measurement = made_report(made_row(measured()), verdict=Verdict(status="pass", checks=(SIZE,)))
+    text = markdown_of(measurement)
+    assert estimate_note(measurement) is None and "≈" not in text and "estimat" not in text
 
 
 class TestTerminal:

@@ -60,13 +60,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
-    return made_report(search=made_search())
-
-
-@pytest.fixture(scope="module")
-def text(report: Report) -> str:
-    return html_of(report)
+def text() -> str:
+    return html_of(made_report(search=made_search()))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Pictures of runs and bundles: learning curves, sizes; titles that fit."""
+"""Pictures: learning curves, sizes and charts of reports; ranges are drawn whole, titles fit."""
 
 import json
 from pathlib import Path
@@ -8,17 +8,17 @@ import pytest
 from matplotlib.figure import Figure
 
 from edgeformer.artifacts.errors import ArtifactError
-from edgeformer.artifacts.manifest import LEAKS, BundleManifest
-from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
+from edgeformer.artifacts.manifest import LEAKS
+from edgeformer.bundle import Bundle
+from edgeformer.report import charts
 from edgeformer.report.canvas import drawing
+from edgeformer.report.context import ranked_candidates
 from edgeformer.report.plots import draw_bundle, draw_learning_curve
 from edgeformer.report.tables import comparable_scores
 from edgeformer.run import read_run
-from edgeformer.tasks import all_tasks
 from edgeformer.tasks.language_modeling import LanguageScore
-from tests.report.made_reports import copy_run
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
+from tests.conftest import OLD_FORMAT
+from tests.report.made_reports import copy_run, made_report, made_search
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ class TestLearningCurve:
 
     def test_weights_of_a_stop_in_mid_epoch_are_marked(self, tmp_path: Path, figures: list[Figure]) -> None:
         changes = {"epochs": 0, "best_epoch": None, "reason": "stopped by --max-steps 7", "steps": 7}
-        manifest = read_run(OLD / "classifier-v1").model_copy(update=changes)
+        manifest = read_run(OLD_FORMAT / "classifier-v1").model_copy(update=changes)
         (tmp_path / "run.json").write_text(manifest.model_dump_json(), encoding="utf-8")
         record = {"kind": "epoch", "step": 7, "train_loss": 0.7, "val_loss": 0.6, "val_accuracy": 0.625}
         for epoch, is_marked in ((0.31, True), (1.0, False)):
@@ -87,14 +87,12 @@ class TestLearningCurve:
             assert ("kept: 0.6250" in labels) is is_marked
 
 
-class TestBundle:
-    def test_picture_compares_the_same_scores_as_the_table(self, tmp_path: Path) -> None:
-        all_tasks()
-        manifest = read_manifest(BundleManifest, OLD / "language-v1" / "bundle" / BUNDLE_FILE)
-        scores, _ = comparable_scores(manifest)
-        assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
-        path = draw_bundle(manifest, tmp_path / "bundle.png")
-        assert path is not None and path.is_file()
+def test_picture_compares_the_same_scores_as_the_table(tmp_path: Path) -> None:
+    manifest = Bundle.open(OLD_FORMAT / "language-v1" / "bundle").manifest
+    scores, _ = comparable_scores(manifest)
+    assert "onnx-fp32" in scores and "onnx-fp32-decode" not in scores
+    path = draw_bundle(manifest, tmp_path / "bundle.png")
+    assert path is not None and path.is_file()
 
 
 LONG_TITLE = "crt_deep · SYNTHETIC data: says nothing about real text · split 1 of 5, seed 42, rows in order · " * 3
@@ -120,3 +118,22 @@ def test_figure_grows_with_the_lines_of_its_title(title, panels, size, tmp_path,
     assert (breaks > 0) if len(title) > 200 else (breaks == 0)
     assert figure.get_figheight() == pytest.approx(size[1] + breaks * 11 * 1.2 / 72)
     assert figure.axes[0].get_window_extent().height > 0.5 * size[1] * figure.dpi
+
+
+def test_ranges_of_candidates_are_drawn_whole() -> None:
+    search = made_search()
+    ends = ({"low_ms": 0.5, "high_ms": 2.0, "score_low": 0.8, "score_high": 0.97}, {"low_ms": 1.5, "high_ms": 6.0})
+    candidates = tuple(c.model_copy(update=update) for c, update in zip(search.candidates, ends, strict=True))
+    axis = Figure().subplots()
+    search = search.model_copy(update={"candidates": candidates})
+    charts._draw_candidates(axis, search, {}, ranked_candidates(search))
+    drawn = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in axis.lines}
+    assert {((0.5, 2.0), (0.91, 0.91)), ((1.0, 1.0), (0.8, 0.97)), ((1.5, 6.0), (0.92, 0.92))} <= drawn
+    (left, right), (bottom, top) = axis.get_xlim(), axis.get_ylim()
+    assert left < 0.5 and right > 6.0 and bottom < 0.8 and top > 0.97
+
+
+def test_a_far_limit_is_named_at_the_edge() -> None:
+    axis = Figure().subplots()
+    assert charts._draw_limits(axis, made_report(), "latency", [1.0]) == []
+    assert [text.get_text() for text in axis.texts] == ["limit 5.00 ms (to the right)"]

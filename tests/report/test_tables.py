@@ -6,22 +6,16 @@ from typing import Any
 import pytest
 
 from edgeformer.artifacts.device import Calibration, EstimateError, FittedCase
-from edgeformer.artifacts.manifest import LEAKS, BundleManifest
+from edgeformer.artifacts.manifest import LEAKS
 from edgeformer.artifacts.scores import EarlyExitRow
-from edgeformer.artifacts.workspace import BUNDLE_FILE, read_manifest
+from edgeformer.bundle import Bundle
 from edgeformer.report import tables
 from edgeformer.report.tables import artifact_table, evaluation_table, print_calibration
 from edgeformer.run import read_run
-from edgeformer.tasks import all_tasks, get_task
+from edgeformer.tasks import get_task
 from edgeformer.tasks.language_modeling import LanguageScore
+from tests.conftest import OLD_FORMAT
 from tests.report.made_reports import rendered
-
-OLD = Path(__file__).resolve().parents[1] / "old_format"
-
-
-def old_bundle(name: str) -> BundleManifest:
-    all_tasks()
-    return read_manifest(BundleManifest, OLD / name / "bundle" / BUNDLE_FILE)
 
 
 def score_cell(text: str, artifact: str) -> str:
@@ -38,7 +32,7 @@ class TestArtifacts:
         ],
     )
     def test_scores_of_golden_inputs_are_not_mixed_with_validation_scores(self, name, metric, golden_only):
-        bundle = old_bundle(name)
+        bundle = Bundle.open(OLD_FORMAT / name / "bundle").manifest
         text = rendered(artifact_table(bundle), 220)
         assert "of the validation split" in text
         for artifact in bundle.artifacts:
@@ -49,7 +43,7 @@ class TestArtifacts:
                 assert float(cell.replace(",", "")) == pytest.approx(getattr(artifact.validation, metric), abs=6e-3)
 
     def test_golden_scores_without_a_validation_split(self) -> None:
-        bundle = old_bundle("language-v1")
+        bundle = Bundle.open(OLD_FORMAT / "language-v1" / "bundle").manifest
         artifacts = tuple(artifact.model_copy(update={"validation": None}) for artifact in bundle.artifacts)
         golden = bundle.model_copy(update={"artifacts": artifacts})
         scores, scored_on = tables.comparable_scores(golden)
@@ -60,21 +54,20 @@ class TestArtifacts:
         assert score_cell(text, "onnx-fp32-decode") != "–"
 
 
-class TestRun:
-    def test_language_model(self, finished_language_run: Path) -> None:
-        manifest = read_run(finished_language_run)
-        score, text = manifest.test, rendered(tables.run_table(manifest), 220)
-        assert isinstance(score, LanguageScore) and score.early_exit is not None
-        for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
-            assert f"{value:,.2f}" in text
-        assert f"({score.early_exit.mean_loops:.2f} loops)" in text
-        assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
-        assert LEAKS not in text
-        assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
-        changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
-        text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
-        assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
-        assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
+def test_run_of_a_language_model(finished_language_run: Path) -> None:
+    manifest = read_run(finished_language_run)
+    score, text = manifest.test, rendered(tables.run_table(manifest), 220)
+    assert isinstance(score, LanguageScore) and score.early_exit is not None
+    for value in (score.perplexity, score.word_perplexity, score.exits["2"].perplexity):
+        assert f"{value:,.2f}" in text
+    assert f"({score.early_exit.mean_loops:.2f} loops)" in text
+    assert "exit 2" in text and "exit 4" not in text, "the last exit has the perplexity of the model"
+    assert LEAKS not in text
+    assert LEAKS in rendered(tables.run_table(manifest.model_copy(update={"leaks": True})), 220)
+    changes: dict[str, Any] = {"steps": 0, "validation": None, "test": None, "tests": {}}
+    text = rendered(tables.run_table(manifest.model_copy(update=changes)), 220)
+    assert "not trained here" in text and "no scores yet; compute them with: edgeformer evaluate" in text
+    assert not set(text) & set("─━│┃") and "perplexity" not in text, "no table without a row"
 
 
 def test_evaluation(finished_language_run: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,12 @@ from edgeformer.inference.predict import Predictor
 from edgeformer.serve.queue import BatchingQueue, batch_by_length, open_served_predictor
 from edgeformer.serve.service import Metrics, RefusedError, ServeLimits
 from edgeformer.tasks.task import Unanswered
-
-OLD = Path(__file__).parents[1] / "old_format"
+from tests.conftest import OLD_FORMAT
 
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Predictor]:
-    with open_served_predictor(Bundle.open(OLD / "classifier-v1" / "bundle"), None) as opened:
+    with open_served_predictor(Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle"), None) as opened:
         yield opened
 
 

@@ -20,12 +20,12 @@ import pytest
 from edgeformer.inference.predict import predict
 from edgeformer.run import locate
 from tests.cli.run_cli import edgeformer
+from tests.conftest import OLD_FORMAT
 
 pytest.importorskip("uvicorn")
 
 
-OLD = Path(__file__).parents[1] / "old_format"
-CLASSIFIER = OLD / "classifier-v1"
+CLASSIFIER = OLD_FORMAT / "classifier-v1"
 JSON = {"Content-Type": "application/json"}
 TEXTS = [f"{'very ' * (number % 12)}good film number {number}" for number in range(120)]
 
@@ -78,7 +78,7 @@ def test_one_text_and_many_are_answered(port: int) -> None:
     assert status == 200 and (document["run"], document["artifact"]) == ("classifier-v1", "onnx-fp32")
     texts = [*TEXTS[:3], ""]
     predictions = request(port, "/predict", {"texts": texts})[2]["predictions"]
-    expected = [answer.as_dict() for answer in predict(locate(str(CLASSIFIER), OLD), texts)[1]]
+    expected = [answer.as_dict() for answer in predict(locate(str(CLASSIFIER), OLD_FORMAT), texts)[1]]
     assert [prediction.keys() for prediction in predictions] == [answer.keys() for answer in expected]
     assert [prediction["text"] for prediction in predictions] == texts
     assert predictions[3]["error"] == "the text is empty"
@@ -164,7 +164,7 @@ def test_spans_of_a_token_classifier(tmp_path: Path) -> None:
 
 
 def test_concurrent_clients_get_the_answers_to_their_own_texts() -> None:
-    answers = [answer.as_dict() for answer in predict(locate(str(CLASSIFIER), OLD), TEXTS)[1]]
+    answers = [answer.as_dict() for answer in predict(locate(str(CLASSIFIER), OLD_FORMAT), TEXTS)[1]]
     probabilities = {answer["text"]: answer["probability"] for answer in answers}
 
     def client(number: int) -> None:
