@@ -41,7 +41,7 @@ def _reference_runtime() -> Iterator[None]:
     with installed("reference_runtime"), pytest.MonkeyPatch.context() as patch:
         # ONNX's own evaluator, which child processes use, takes a minute for a validation split.
         session = importlib.import_module("edgeformer_reference.session").ReferenceSession
-        patch.setattr(session, "run", lambda self, inputs: OnnxSession(self._path).run(inputs))
+        patch.setattr(session, "run", lambda self, inputs: OnnxSession(self.path).run(inputs))
         yield
 
 

@@ -24,7 +24,7 @@ from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch.session import TorchEngine
-from tests.models.crt_oracle import small_config
+from tests.models.crt_oracle import make_crt
 
 Array = NDArray[Any]
 
@@ -71,11 +71,6 @@ def step_decoder(model: CRT) -> Decoder[Any]:
     paths = {part: Path(part) for part in specs if part not in ("text_embed", "block")}
     steps = StepSession(paths, model.loops, lambda path: TorchGraph(specs[path.name]), exits=model.exits)  # type: ignore
     return Decoder(StepEngine(steps))
-
-
-def make_crt(**changes: Any) -> CRT:
-    torch.manual_seed(0)
-    return CRT(small_config(**changes)).eval()
 
 
 def full_logits(model: CRT, ids: Tensor) -> dict[int, Array]:
