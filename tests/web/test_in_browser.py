@@ -92,7 +92,7 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
 def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab: Tab) -> None:
     texts = [*SENTENCES, TOO_LONG]
     full_length = len(Bundle.open(CLASSIFIER).reader().tokenizer.encode(TOO_LONG).ids)
-    with served(tab, site):
+    with served(tab, site) as address:
         for artifact in ("onnx-fp32", "onnx-int8"):
             # One text per call for INT8: the rows of a call share the scale of their activations.
             calls = [texts] if artifact == "onnx-fp32" else [[text] for text in texts]
@@ -106,9 +106,8 @@ def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab:
                 assert prediction.truncated == displayed["message"].startswith("Cut: "), text
             message = displayed["message"]
             assert f"read 48 of {full_length} tokens" in message and "did not count" in message
-    assert tab.complaints == []
-    text = SENTENCES[0]
-    with served(tab, site) as address:
+        assert tab.complaints == []
+        text = SENTENCES[0]
         for artifact in ("onnx-int8-exit1", "onnx-int8-trim", "onnx-fp16"):
             prediction: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-4)
