@@ -34,8 +34,10 @@ from edgeformer.inference.predict import predict
 from edgeformer.models import read_run_recipe
 from edgeformer.models.pretrained.source import IGNORED_KEYS, TRANSFORMERS_KEYS, Architecture, EncoderFile, _unsupported
 from edgeformer.run import Run, locate
+from edgeformer.tasks.classification import softmax
 from tests.cli.run_cli import edgeformer, run_json
 from tests.export.hf_models import _SIZES, OWN, RecordedProgress, make_cross_encoder, make_model
+from tests.imports.test_token_types import expected_inputs, expected_logits
 from tests.web.browser import run_module
 
 LONG = " ".join(SENTENCES[:12])
@@ -62,16 +64,8 @@ def probabilities(run: Path, texts: Sequence[Any], artifact: str = "torch") -> A
 
 def expected_probabilities(folder: Path, texts: Sequence[Any]) -> Any:
     """What transformers answers with truncation=True."""
-    import torch
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    rows = []
-    for text in texts:
-        parts = [text] if isinstance(text, str) else text
-        with torch.inference_mode():
-            rows.append(model(**tokenizer(*parts, truncation=True, return_tensors="pt")).logits.softmax(-1)[0].numpy())
-    return np.stack(rows)
+    return softmax(expected_logits(model, expected_inputs(folder, [*texts], None)))
 
 
 def sentence_model(folder: Path, kind: str = "bert", pooling: str = "mean", *, normalize: bool = False) -> Any:
