@@ -37,7 +37,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Pa
 
 @pytest.mark.parametrize("bit", range(8))
 def test_every_flip_of_a_manifest_is_noticed(bundles: tuple[Path, Path], bit: int) -> None:
-    """Also of a blank, of a figure, and of the checksum by which it is noticed; a few hundred more in torture."""
+    """Also of a blank, of a figure, and of the checksum by which it is noticed."""
     path = bundles[0] / "bundle.json"
     content = path.read_bytes()
     own = content.index(b'"manifest_sha256"')

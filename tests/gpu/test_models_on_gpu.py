@@ -14,12 +14,9 @@ from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.inference.generate import GenerateOptions, generate
 from edgeformer.inference.predict import open_predictor, predict
 from edgeformer.inference.sampling import Sampling
-from edgeformer.models import load_recipe
-from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.models.encoder import EncoderConfig
 from edgeformer.models.encoder.model import EncoderClassifier
 from edgeformer.run import Location, find_bundle, locate
-from tests.conftest import SMALL_LANGUAGE
 
 pytestmark = pytest.mark.gpu
 
@@ -45,21 +42,6 @@ def test_an_encoder_answers_as_on_the_cpu(encoder: EncoderClassifier, format_: s
     exact = encoder(IDS, MASK)
     actual = in_format(encoder.cuda(), format_)(IDS.cuda(), MASK.cuda()).cpu()
     assert actual.dtype == torch.float32 and torch.allclose(actual, exact, atol=tolerance * float(exact.std()) + 1e-5)
-
-
-@torch.inference_mode()
-def test_cached_decoding_computes_what_the_whole_text_does() -> None:
-    recipe = load_recipe("crt_mini", SMALL_LANGUAGE)
-    torch.manual_seed(0)
-    model = CRT(recipe.model).eval().cuda()
-    ids = torch.randint(0, 400, (2, 20), device="cuda")
-    kept = CachedLoops(model)
-    for start, stop in ((0, 15), *((place, place + 1) for place in range(15, 20))):
-        state = kept.embed(ids[:, start:stop], start, keep=True)
-        for number in range(model.loops):
-            state = kept.run_loop(number, state, keep=True)
-    exact = model.head(model(ids)[model.loops][:, -1])
-    assert torch.allclose(kept.logits(state[:, -1], model.loops), exact, atol=1e-4)
 
 
 @torch.inference_mode()

@@ -25,6 +25,8 @@ from edgeformer.runtimes import default_provider, on_gpu
 from edgeformer.runtimes.onnxruntime.providers import CUDA
 from edgeformer.runtimes.runtime import OpenOptions
 from edgeformer.runtimes.tensorrt.state import why_engine_cannot_run
+from tests.runtimes.test_step_session import write_tokens
+from tests.test_old_format import OLD
 
 pytestmark = pytest.mark.gpu
 
@@ -58,18 +60,12 @@ def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: st
 def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
     if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime was built without CUDA")
-    old = Bundle.open(Path(__file__).resolve().parents[1] / "old_format" / "language-v1" / "bundle")
+    old = Bundle.open(OLD / "language-v1" / "bundle")
     for name in ("onnx-fp32-decode", "onnx-fp32-step"):
         texts = []
         for provider in (CUDA, "CPUExecutionProvider"):
             decoder = old.decoder(old.artifact(name), (old.loops,), OpenOptions(provider))
-            decoder.read([5, 9, 2, 11])
-            tokens = []
-            for _ in range(16):
-                decoder.advance(old.loops)
-                tokens.append(int(decoder.logits(old.loops).argmax()))
-                decoder.read(tokens[-1:])
-            texts.append(tokens)
+            texts.append(write_tokens(decoder, 16))
             decoder.close()
         assert texts[0] == texts[1], name
 

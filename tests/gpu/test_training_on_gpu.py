@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from edgeformer.run import read_run
 from edgeformer.training.loop import distributed
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL_LANGUAGE
-from tests.training.runs import Messages
+from tests.training.runs import Messages, records
 
 pytestmark = pytest.mark.gpu
 
@@ -36,8 +35,7 @@ def language(*overrides: str) -> Recipe:
 
 def losses(run: Path) -> list[float]:
     """Of every step that was not skipped."""
-    records = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    return [record["loss"] for record in records if record["kind"] == "step" and not record.get("skipped")]
+    return [record["loss"] for record in records(run, "step") if not record.get("skipped")]
 
 
 def trained(recipe: Recipe, folder: Path, name: str, **options: Any) -> Path:

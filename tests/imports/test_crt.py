@@ -30,7 +30,7 @@ from edgeformer.models.card import model_card
 from edgeformer.models.weights import load_model
 from edgeformer.run import read_run
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 VOCABULARY = 300
@@ -228,9 +228,7 @@ def test_tokenizer_of_another_size(tmp_path: Path, tokenizer: Path) -> None:
 def test_import_list_and_refuse_to_generate(tmp_path: Path, tokenizer: Path) -> None:
     torch.save({"model": public_weights(small_config(vocab_size=VOCABULARY))}, tmp_path / "theirs.pt")
     command = ("import", "crt", "theirs.pt", "--tokenizer", str(tokenizer))
-    outcome = edgeformer(*command, "--json", cwd=tmp_path)
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
+    document = run_json(*command, cwd=tmp_path)
     assert document["run"] == "crt_imported-001" and document["status"] == "finished" and document["leaks"] is True
     assert document["causality"]["leaks"] is True
     card = (tmp_path / "artifacts" / "crt_imported-001" / "model" / "README.md").read_text(encoding="utf-8")
@@ -238,7 +236,7 @@ def test_import_list_and_refuse_to_generate(tmp_path: Path, tokenizer: Path) -> 
     shown = edgeformer(*command, "--name", "mine", cwd=tmp_path)
     text = " ".join(shown.out.split())
     assert shown.code == 0 and LEAKS in text and "edgeformer export --allow-leak" in text
-    listed = json.loads(edgeformer("list", "runs", "--json", cwd=tmp_path).out)["runs"]
+    listed = run_json("list", "runs", cwd=tmp_path)["runs"]
     assert sorted((run["run"], run["leaks"]) for run in listed) == [("crt_imported-001", True), ("mine", True)]
     refused = edgeformer("generate", "crt_imported-001", "A river", cwd=tmp_path)
     assert refused.code == 2 and "leaks future tokens, so it cannot write" in " ".join(refused.err.split())

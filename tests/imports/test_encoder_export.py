@@ -25,7 +25,7 @@ from edgeformer.imports.encoder import HfOptions, import_hf
 from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.run import Run, locate
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.export.hf_models import make_model, sentence_transformers
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "embedding_size": 32}
@@ -140,24 +140,16 @@ def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, t
 
 
 def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text("Drink enough.\nThe cat sat in the window.\nRevenue rose.\n", encoding="utf-8")
     bundle = str(encoder / "bundle")
-    two = edgeformer("predict", bundle, "Drink enough.", "Drink enough!", "--json", cwd=tmp_path)
-    document = json.loads(two.out)
+    document = run_json("predict", bundle, "Drink enough.", "Drink enough!", cwd=tmp_path)
     vectors = np.array([prediction["vector"] for prediction in document["predictions"]])
     assert vectors.shape == (2, 32) and np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
     assert document["cosines"][0][1] == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-6)
-    query = ("--query", "Drink enough.", "--file", "list.txt", "--top", "2", "--json")
-    listed = edgeformer("predict", bundle, *query, cwd=tmp_path)
-    (ranking,) = json.loads(listed.out)["rankings"]
-    assert [document["rank"] for document in ranking["documents"]] == [1, 2]
-    assert ranking["documents"][0]["text"] == "Drink enough."
-    assert ranking["documents"][0]["score"] == pytest.approx(1, abs=1e-5)
     table = edgeformer("predict", bundle, "a", "b", "c", cwd=tmp_path)
     assert table.code == 0 and table.out.count("0.") + table.out.count("1.0000") >= 6
     letters = "abcdefghijk"
     table = edgeformer("predict", bundle, *letters, cwd=tmp_path)
-    document = json.loads(edgeformer("predict", bundle, *letters, "--json", cwd=tmp_path).out)
+    document = run_json("predict", bundle, *letters, cwd=tmp_path)
     similar = np.array(document["similarities"]) - 2 * np.eye(len(letters))
     nearest = [letters[index] for index in similar.argmax(axis=1)]
     rows = [line.split() for line in table.out.splitlines() if line.strip()][-len(letters) :]

@@ -34,8 +34,10 @@ from edgeformer.inference.predict import predict
 from edgeformer.models import read_run_recipe
 from edgeformer.models.pretrained.source import IGNORED_KEYS, TRANSFORMERS_KEYS, Architecture, EncoderFile, _unsupported
 from edgeformer.run import Run, locate
-from tests.cli.run_cli import edgeformer
+from edgeformer.tasks.classification import softmax
+from tests.cli.run_cli import edgeformer, run_json
 from tests.export.hf_models import _SIZES, OWN, RecordedProgress, make_cross_encoder, make_model
+from tests.imports.test_token_types import expected_inputs, expected_logits
 from tests.web.browser import run_module
 
 LONG = " ".join(SENTENCES[:12])
@@ -62,16 +64,8 @@ def probabilities(run: Path, texts: Sequence[Any], artifact: str = "torch") -> A
 
 def expected_probabilities(folder: Path, texts: Sequence[Any]) -> Any:
     """What transformers answers with truncation=True."""
-    import torch
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    rows = []
-    for text in texts:
-        parts = [text] if isinstance(text, str) else text
-        with torch.inference_mode():
-            rows.append(model(**tokenizer(*parts, truncation=True, return_tensors="pt")).logits.softmax(-1)[0].numpy())
-    return np.stack(rows)
+    return softmax(expected_logits(model, expected_inputs(folder, [*texts], None)))
 
 
 def sentence_model(folder: Path, kind: str = "bert", pooling: str = "mean", *, normalize: bool = False) -> Any:
@@ -87,6 +81,14 @@ def saved(model: Any, folder: Path) -> Any:
     """Save a model, and return it as its library loads it."""
     model.save_pretrained(str(folder), create_model_card=False)
     return type(model)(str(folder), device="cpu")
+
+
+def check_ranking(model: Any, run: Path, tolerance: float = TOLERANCE) -> None:
+    """The bundle scores documents as sentence-transformers does."""
+    bundle: Any = api.open(run / "bundle")
+    expected = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS[1:]))[0].tolist()
+    ranked = {document.row - 1: document.score for document in bundle.rank(TEXTS[0], TEXTS[1:], 20)}
+    assert [ranked[row] for row in range(len(expected))] == pytest.approx(expected, abs=tolerance)
 
 
 @pytest.mark.parametrize("file", SENTENCE_FILES)
@@ -179,15 +181,7 @@ def test_prompts_are_put_in_front_and_not_pooled(tmp_path: Path, pooling: str) -
     export(run, ExportOptions())
     for artifact in ("torch", "onnx-fp32"):
         assert np.abs(vectors(run, TEXTS, artifact) - model.encode(TEXTS)).max() < TOLERANCE
-    bundle: Any = api.open(run / "bundle")
-    expected = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS[1:]))[0].numpy()
-    ranked = {document.row - 1: document.score for document in bundle.rank(TEXTS[0], TEXTS[1:], 20)}
-    assert [ranked[row] for row in range(len(expected))] == pytest.approx(expected.tolist(), abs=TOLERANCE)
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[1:]))
-    arguments = ("--query", TEXTS[0], "--file", str(tmp_path / "texts.txt"), "--top", "20", "--json")
-    document = json.loads(edgeformer("predict", str(run), *arguments, cwd=tmp_path).out)
-    scores = {entry["row"] - 1: entry["score"] for entry in document["rankings"][0]["documents"]}
-    assert [scores[row] for row in range(len(expected))] == pytest.approx(expected.tolist(), abs=TOLERANCE)
+    check_ranking(model, run)
     golden = np.load(run / "model" / "golden_inputs.npz")
     prompt = len(AutoTokenizer.from_pretrained(tmp_path / "model")("news of the day: ").input_ids) - 1
     mask = golden["attention_mask"]
@@ -203,10 +197,7 @@ def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
     run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), progress)
     assert any("the prompt 'passage' is not used" in note for note in progress.messages)
     export(run, ExportOptions())
-    bundle: Any = api.open(run / "bundle")
-    expected = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS[1:]))[0].numpy()
-    ranked = {document.row - 1: document.score for document in bundle.rank(TEXTS[0], TEXTS[1:], 20)}
-    assert [ranked[row] for row in range(len(expected))] == pytest.approx(expected.tolist(), abs=TOLERANCE)
+    check_ranking(model, run)
     assert np.abs(vectors(run, TEXTS, "onnx-fp32") - model.encode(TEXTS)).max() < TOLERANCE
 
 
@@ -223,17 +214,14 @@ def test_vectors_are_cut_and_compared_as_the_folder_says(tmp_path: Path, measure
     assert expected.shape == (len(TEXTS), 16)
     assert np.abs(vectors(run, TEXTS, "onnx-fp32") - expected).max() < TOLERANCE
     similar = model.similarity(model.encode_query(TEXTS[:1]), model.encode_document(TEXTS[1:]))[0].numpy()
-    bundle: Any = api.open(run / "bundle")
-    ranked = bundle.rank(TEXTS[0], TEXTS[1:], 20)
-    assert [document.row - 1 for document in ranked] == np.argsort(-similar, kind="stable").tolist()
-    assert [document.score for document in ranked] == pytest.approx(np.sort(similar)[::-1].tolist(), abs=1e-4)
     (tmp_path / "texts.txt").write_text("\n".join(TEXTS[1:]))
     options = ("--query", TEXTS[0], "--file", str(tmp_path / "texts.txt"))
-    ranked_file = json.loads(edgeformer("predict", str(run), *options, "--json", cwd=tmp_path).out)
-    best = ranked_file["rankings"][0]["documents"][0]
-    assert best["text"] == TEXTS[1:][int(similar.argmax())]
-    assert best["score"] == pytest.approx(float(similar.max()), abs=1e-4)
-    compared = json.loads(edgeformer("predict", str(run), *TEXTS[:2], "--json", cwd=tmp_path).out)
+    ranked = run_json("predict", str(run), *options, cwd=tmp_path)["rankings"][0]["documents"]
+    order = np.argsort(-similar, kind="stable")
+    assert [document["text"] for document in ranked] == [TEXTS[1:][row] for row in order]
+    assert [document["score"] for document in ranked] == pytest.approx(similar[order].tolist(), abs=1e-4)
+    check_ranking(model, run, 1e-4)
+    compared = run_json("predict", str(run), *TEXTS[:2], cwd=tmp_path)
     assert compared["measure"] == measure
     assert compared["similarities"][0][1] == pytest.approx(float(model.similarity(*expected[:2])[0, 0]), abs=1e-4)
     quantised = edgeformer("predict", str(run), *options, "--vectors", "int8", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextlib import closing
 from importlib import util
 from pathlib import Path
@@ -23,7 +24,7 @@ from edgeformer.export.variants import ExportOptions
 from edgeformer.imports import language, language_keys
 from edgeformer.imports.language import import_causal_lm, import_gguf, is_language_model
 from edgeformer.imports.run import ImportOptions
-from edgeformer.inference.generate import GenerateOptions, Writer, generate
+from edgeformer.inference.generate import GenerateOptions, Generation, Writer, generate
 from edgeformer.inference.sampling import Sampling
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run, locate
@@ -52,6 +53,15 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return imported(tmp_path_factory.mktemp("smollm2"), "smollm2")[1]
 
 
+def check_text(model: Any, run: Path, source: Path, ends: Iterable[int]) -> Generation:
+    """The run writes what transformers writes greedily; return it."""
+    prompt = transformers.AutoTokenizer.from_pretrained(source)("The town", return_tensors="pt")
+    expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=[*ends])
+    written = generate(locate(str(run), run.parent), "The town", TORCH)
+    assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+    return written
+
+
 def as_gguf(folder: Path, run: Path, **tensors: Any) -> Path:
     """The F32 GGUF file of a run, with further ``tensors``."""
     architecture, keys, arrays = load_model(run).gguf_contents()  # type: ignore[operator]
@@ -71,10 +81,7 @@ def test_a_text_begins_as_transformers_begins_it(kind: str, tmp_path: Path) -> N
             assert writer.encode(text) == (tokenizer(text).input_ids or [boundary])
         begin = tokenizer("a").input_ids[:-1] if kind.startswith("llama") else []
         assert writer.encode("a")[:-1] == begin
-        prompt = tokenizer("The town", return_tensors="pt")
-        expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=[*writer.ends])
-        written = generate(locate(str(run), run.parent), "The town", TORCH)
-        assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+        check_text(model, run, tmp_path / kind, writer.ends)
     # Perplexity: every row begins so, and predicts all tokens behind it and the end.
     task, data = opened.task, opened.recipe.data
     rows = task.rows.encode_rows(data, opened.reader(), LabelledTexts.unlabelled([*PARAGRAPHS[:3]]))
@@ -91,11 +98,7 @@ def test_a_text_begins_as_transformers_begins_it(kind: str, tmp_path: Path) -> N
 def test_a_table_with_rows_of_padding_writes_as_transformers(tmp_path: Path) -> None:
     """Qwen2 has 151,936 rows and 151,665 tokens."""
     model, run = imported(tmp_path, "qwen2", vocab_size=SIZES["vocab_size"] + 20)
-    prompt = transformers.AutoTokenizer.from_pretrained(tmp_path / "qwen2")("The town", return_tensors="pt")
-    written = generate(locate(str(run), run.parent), "The town", TORCH)
-    ends = list(Run.open(run).reader().bounds.ends)
-    expected = model.generate(**prompt, max_new_tokens=32, do_sample=False, eos_token_id=ends)
-    assert [*written.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+    check_text(model, run, tmp_path / "qwen2", Run.open(run).reader().bounds.ends)
 
 
 @pytest.mark.parametrize("kind", ["llama3", "smollm2"])
@@ -106,9 +109,7 @@ def test_end_tokens_come_from_generation_config(kind: str, tmp_path: Path) -> No
     written = model.generate(**prompt, max_new_tokens=9, do_sample=False, eos_token_id=None)
     end = int(written[0, prompt.input_ids.shape[1] + 4])  # what this model writes, as its end
     model, run = imported(tmp_path, kind, {"eos_token_id": [end, 3], "repetition_penalty": 1.3})
-    expected = model.generate(**prompt, max_new_tokens=9, do_sample=False, eos_token_id=[end, 3])
-    text = generate(locate(str(run), run.parent), "The town", TORCH)
-    assert [*text.tokens] == expected[0, prompt.input_ids.shape[1] :].tolist()
+    text = check_text(model, run, tmp_path / kind, [end, 3])
     assert text.stopped == "boundary" and text.tokens[-1] == end
 
 
@@ -174,24 +175,6 @@ def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
 
 
 @needs_llama
-@pytest.mark.parametrize("kind", BYTE_LEVEL)
-def test_llama_cpp_reads_the_written_file_as_the_bundle(kind: str, tmp_path: Path) -> None:
-    _, run = imported(tmp_path, kind, {"eos_token_id": [2, 3]})
-    path = as_gguf(tmp_path, run)
-    compared = compare_tokenizer(path, run / "model", PARAGRAPHS, "built-in texts")
-    assert compared.startswith("llama.cpp's tokens are the bundle's on")
-    assert compared.endswith("give it texts in NFC") == (kind.startswith("qwen"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
-    texts = (*PARAGRAPHS, "<think>one</think> two<think>", "a <|eot_id|><|im_end|> b", "  spaces  ", "1234 567")
-    with closing(Llama(path, 1, 64)) as llama:
-        for text in texts:
-            assert llama.tokenize(text, add_special=True, parse_special=True) == tokenizer(text).input_ids
-            # A user-defined token is one token in any text, a control token only where it is asked for.
-            assert (tokenizer.convert_tokens_to_ids("<think>") in llama.tokenize(text)) == ("<think>" in text)
-        assert {2, 3} <= {*llama.end_tokens()}
-
-
-@needs_llama
 def test_a_sentencepiece_tokenizer_is_not_written_as_gguf(tmp_path: Path) -> None:
     _, run = imported(tmp_path, "llama2")
     with pytest.raises(EdgeformerError, match=r"neither for SentencePiece's nor for others"):
@@ -201,9 +184,14 @@ def test_a_sentencepiece_tokenizer_is_not_written_as_gguf(tmp_path: Path) -> Non
 @needs_llama
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", BYTE_LEVEL)
-def test_a_gguf_file_is_read_as_llama_cpp_reads_it(kind: str, tmp_path: Path) -> None:
+def test_a_gguf_file_is_written_and_read_as_llama_cpp_reads_it(kind: str, tmp_path: Path) -> None:
     _, run = imported(tmp_path, kind, {"eos_token_id": [2, 3]})
     path = as_gguf(tmp_path, run)
+    compared = compare_tokenizer(path, run / "model", PARAGRAPHS, "built-in texts")
+    assert compared.startswith("llama.cpp's tokens are the bundle's on")
+    assert compared.endswith("give it texts in NFC") == (kind.startswith("qwen"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+    texts = (*PARAGRAPHS, "<think>one</think> two<think>", "a <|eot_id|><|im_end|> b", "  spaces  ", "1234 567")
     again = import_gguf(path, ImportOptions(tmp_path / "artifacts", "again"))
     proof = json.loads((again / "run.json").read_text())["proof"]
     assert proof["library"].startswith("llama.cpp of xllamacpp") and proof["reason"] is None
@@ -212,6 +200,11 @@ def test_a_gguf_file_is_read_as_llama_cpp_reads_it(kind: str, tmp_path: Path) ->
         closing(Llama(path, 1, 64, exact=True)) as llama,
         closing(Writer(locate(str(again), again.parent), TORCH)) as writer,
     ):
+        for text in texts:
+            assert llama.tokenize(text, add_special=True, parse_special=True) == tokenizer(text).input_ids
+            # A user-defined token is one token in any text, a control token only where it is asked for.
+            assert (tokenizer.convert_tokens_to_ids("<think>") in llama.tokenize(text)) == ("<think>" in text)
+        assert {2, 3} <= {*llama.end_tokens()}
         for text in map(str, PROBE_TEXTS):
             expected = llama.tokenize(text, add_special=True, parse_special=True)
             assert writer.encode(text) == (expected or [writer.tokenizer.token_to_id("<|endoftext|>")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from edgeformer.imports.onnx import OnnxImportOptions, import_onnx, import_onnx_
 from edgeformer.inference.verification import DAMAGED
 from edgeformer.inference.verify import verify
 from edgeformer.tasks.tensors import Axis
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.export import graphs
 from tests.export.graphs import FLOAT, INT64, save, save_beside, value
 
@@ -286,9 +285,7 @@ class TestCommands:
         save(tmp_path, graphs.convolutions())
         refused = edgeformer("verify", "net.onnx", cwd=tmp_path)
         assert refused.code == 2 and "edgeformer import onnx net.onnx -o BUNDLE" in refused.err
-        output = edgeformer("import", "onnx", "net.onnx", "-o", "bundle", "--json", cwd=tmp_path)
-        assert output.code == 0, output.err
-        document = json.loads(output.out)
+        document = run_json("import", "onnx", "net.onnx", "-o", "bundle", cwd=tmp_path)
         assert document["bundle"] == "bundle" and document["artifacts"][0]["status"] == "built"
         for command in (["evaluate", "bundle"], ["predict", "bundle", "a text"], ["generate", "bundle", "a"]):
             refused = edgeformer(*command, cwd=tmp_path)

@@ -58,7 +58,7 @@ def make_source(folder: Path, kind: str, **changes: Any) -> Any:
     return model
 
 
-def expected_inputs(folder: Path, texts: list[Text], max_length: int) -> list[dict[str, Any]]:
+def expected_inputs(folder: Path, texts: list[Text], max_length: int | None) -> list[dict[str, Any]]:
     """Return what the source's own tokenizer passes to the model, one text per call."""
     from transformers import AutoTokenizer
 

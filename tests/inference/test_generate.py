@@ -31,7 +31,6 @@ from edgeformer.tasks.early_exit import EarlyExit
 from edgeformer.tasks.metric import top_probability
 from tests.cli.run_cli import edgeformer
 from tests.export.language_run import EXIT, LOOPS, exported_language_run
-from tests.runtimes.tiny_bundle import write_bundle
 
 TEXT = "The café on Bridge Street sells coffee ☕ for 2 €, tea for 1 € and nothing else at all."
 PROMPT = "a warm film"
@@ -270,13 +269,11 @@ def test_a_run_without_a_bundle_generates_with_torch(copied: Path) -> None:
         run_generate(copied, PROMPT, GREEDY, artifact="onnx-fp32-step")
 
 
-def test_bundles_that_cannot_generate_are_refused(copied: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_leaks_is_refused(copied: Path) -> None:
     manifest = Bundle.open(copied / "bundle").manifest
     seal(copied / "bundle", manifest.model_copy(update={"leaks": True}))
     with pytest.raises(InputError, match="tiny: leaks future tokens, so it cannot write"):
         run_generate(copied, PROMPT, GREEDY)
-    with pytest.raises(InputError, match="is a classifier and writes no text; use: edgeformer predict"):
-        run_generate(write_bundle(tmp_path / "bundle"), PROMPT, GREEDY)
 
 
 def test_the_command_prints_the_text_on_stdout_and_figures_on_stderr(exported: Path, tmp_path: Path) -> None:

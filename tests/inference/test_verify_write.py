@@ -6,7 +6,6 @@ A reference runtime stands in for an engine's: export is made to believe that it
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +28,7 @@ from edgeformer.inference.verify import record, verify
 from edgeformer.run import Location
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.classification import Classification
-from tests.cli.run_cli import edgeformer
+from tests.cli.run_cli import edgeformer, run_json
 from tests.fakes.install import installed
 from tests.inference.golden_bundle import change
 from tests.measurement.measuring_child import RULES
@@ -42,7 +41,7 @@ def _reference_runtime() -> Iterator[None]:
     with installed("reference_runtime"), pytest.MonkeyPatch.context() as patch:
         # ONNX's own evaluator, which child processes use, takes a minute for a validation split.
         session = importlib.import_module("edgeformer_reference.session").ReferenceSession
-        patch.setattr(session, "run", lambda self, inputs: OnnxSession(self._path).run(inputs))
+        patch.setattr(session, "run", lambda self, inputs: OnnxSession(self.path).run(inputs))
         yield
 
 
@@ -105,9 +104,7 @@ def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     assert search.pick is None and "it has no score" in reason and "verify --write" in reason
 
     manifest = (run / "bundle" / "bundle.json").read_bytes()
-    outcome = edgeformer("verify", str(run), "--write", "--json", cwd=run)
-    assert outcome.code == 0, outcome.err
-    (written,) = json.loads(outcome.out)["recorded"]["records"]
+    (written,) = run_json("verify", str(run), "--write", cwd=run)["recorded"]["records"]
     assert (written["artifact"], written["status"], written["unscored"]) == (ENGINE, "verified", None)
     assert written["device"] and written["runtime"].keys() == {"onnx"} and written["validation"]["accuracy"] > 0.5
     assert (run / "bundle" / "bundle.json").read_bytes() == manifest

@@ -52,7 +52,7 @@ def find_clients(command: psutil.Process, sockets: set[str]) -> list[psutil.Proc
 
 
 def run_and_kill(
-    sshd: Sshd, cwd: Path, arguments: list[str], kill: Callable[[int], bool]
+    sshd: Sshd, cwd: Path, arguments: list[str], kill: Callable[[int], bool] = lambda lines: False
 ) -> tuple[subprocess.CompletedProcess[str], bool]:
     """Run a command, and kill its connections once when ``kill`` says so.
 
@@ -60,7 +60,7 @@ def run_and_kill(
         sshd: the machine.
         cwd: working directory.
         arguments: of ``edgeformer``.
-        kill: takes the number of lines that the command has printed on stderr so far; called often.
+        kill: takes the number of lines that the command has printed on stderr so far; called often; default: never.
 
     Returns:
         The finished command, and whether a connection was killed.
@@ -123,10 +123,6 @@ PROFILE = ["profile", "small", "--on", "kitchen-pi", "--batch", "1", "--seq", "6
 CLEAN = ["machines", "clean", "kitchen-pi", "--json"]
 
 
-def never(_: int) -> bool:
-    return False
-
-
 @pytest.mark.slow
 def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
     """The k-th line of progress is the step."""
@@ -140,9 +136,9 @@ def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
             break
         if first.returncode != 2:
             assert first.returncode == 1 and "error" in json.loads(first.stdout)
-        second, _ = run_and_kill(machine, cwd, VERIFY, never)
+        second, _ = run_and_kill(machine, cwd, VERIFY)
         assert second.returncode == 2 and "README.md" in second.stdout, second.stderr  # which bundle.json lists
-    run_and_kill(machine, cwd, CLEAN, never)
+    run_and_kill(machine, cwd, CLEAN)
     check_clean(machine)
 
 
@@ -150,7 +146,7 @@ def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
 def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
     cwd, choose, started, kills = run.parents[1], random.Random(1), time.monotonic(), 0
     report = run / "reports" / "host-onnx-fp32-on-kitchen-pi.json"
-    run_and_kill(machine, cwd, PROFILE, never)
+    run_and_kill(machine, cwd, PROFILE)
     measured_s = time.monotonic() - started
     while kills < KILLS:
         report.unlink(missing_ok=True)
@@ -158,26 +154,26 @@ def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
         first, was_killed = run_and_kill(machine, cwd, PROFILE, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
         assert check_reports(run) <= 1
         kills += was_killed
-        second, _ = run_and_kill(machine, cwd, PROFILE, never)
+        second, _ = run_and_kill(machine, cwd, PROFILE)
         print(kills, was_killed, first.returncode, second.returncode, flush=True)
         assert second.returncode == 0, second.stderr
         assert check_reports(run) == 1
-    run_and_kill(machine, cwd, CLEAN, never)
+    run_and_kill(machine, cwd, CLEAN)
     check_clean(machine)
 
 
 @pytest.mark.torture
 def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
     cwd, choose, started, kills = run.parents[1], random.Random(2), time.monotonic(), 0
-    run_and_kill(sshd, cwd, VERIFY, never)
+    run_and_kill(sshd, cwd, VERIFY)
     measured_s = time.monotonic() - started
     while kills < 5:
-        run_and_kill(sshd, cwd, CLEAN, never)
+        run_and_kill(sshd, cwd, CLEAN)
         check_clean(sshd)
         moment = time.monotonic() + choose.uniform(0.3, measured_s)
         first, was_killed = run_and_kill(sshd, cwd, VERIFY, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
         kills += was_killed
-        second, _ = run_and_kill(sshd, cwd, VERIFY, never)
+        second, _ = run_and_kill(sshd, cwd, VERIFY)
         print(kills, was_killed, first.returncode, second.returncode, flush=True)
         assert second.returncode == 0, second.stderr
 
@@ -196,5 +192,5 @@ def test_ctrl_c_stops_the_job_and_writes_nothing(machine: Sshd, run: Path, other
     assert (process.returncode, document["exit_code"]) == (130, 130), output
     assert "the jobs on the machines were stopped and removed" in document["error"]
     assert check_reports(run) == 0 and not any((machine.root / "jobs").iterdir())
-    run_and_kill(machine, run.parents[1], CLEAN, never)
+    run_and_kill(machine, run.parents[1], CLEAN)
     check_clean(machine)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,6 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement.artifact import MeasureJob, check_artifact, measure_artifact
-from edgeformer.runtimes import ArtifactFiles
 from edgeformer.system import worker
 from tests.runtimes.tiny_bundle import artifact_of
 
@@ -30,11 +27,6 @@ def make_spec(bundle: Path, **changes: object) -> MeasureJob:
         items=(("steady", 1, 8), ("steady", 2, 8)),
         rules=RULES,
     ).model_copy(update=changes)
-
-
-def another(spec: MeasureJob, **changes: Any) -> ArtifactFiles:
-    """Return the artifact of ``spec`` with changes."""
-    return replace(spec.files, **changes)
 
 
 class Recorder(Progress):

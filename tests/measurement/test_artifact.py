@@ -30,7 +30,7 @@ from edgeformer.measurement.artifact import (
 )
 from edgeformer.measurement.trackers import summarise
 from edgeformer.system.worker import End
-from tests.measurement.measuring_child import RULES, Recorder, another, make_spec, reasons, run_as, states
+from tests.measurement.measuring_child import RULES, Recorder, make_spec, reasons, run_as, states
 from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.browser import LANGUAGE
 
@@ -109,12 +109,13 @@ def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(lang
 
 
 def test_shapes_that_are_refused_and_artifacts_that_do_not_open(bundle: Path, tmp_path: Path) -> None:
-    checked = another(make_spec(bundle), max_positions=99)
+    files = make_spec(bundle).files
+    checked = replace(files, max_positions=99)
     rows = measure_artifact(make_spec(bundle, items=(("steady", 1, 8), ("steady", 1, 30)), files=checked), Progress())
     assert [(row.seq, row.latency_ms.status) for row in rows[1:]] == [(8, "measured"), (30, "unavailable")]
     assert "the graph does not accept input_ids int64[1, 30]" in str(rows[-1].latency_ms.reason)
     (tmp_path / "bad.onnx").write_bytes(b"not a graph")
-    rows = measure_artifact(make_spec(bundle, files=another(make_spec(bundle), file=tmp_path / "bad.onnx")), Progress())
+    rows = measure_artifact(make_spec(bundle, files=replace(files, file=tmp_path / "bad.onnx")), Progress())
     assert all("truncated, damaged, or not an ONNX file" in reason for reason in reasons(rows))
     rows = measure_artifact(make_spec(bundle, provider="NoSuchProvider"), Progress())
     assert "'NoSuchProvider' is not available" in reasons(rows)[0] and rows[0].provider == "NoSuchProvider"

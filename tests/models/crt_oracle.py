@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from edgeformer.models.crt import CRTConfig
+from edgeformer.models.crt.model import CRT
 
 HEADS = 8
 DILATIONS = (1, 2, 4, 8)
@@ -21,6 +22,12 @@ def small_config(**changes: Any) -> CRTConfig:
         "loops": 4, "cycles": 5, "exits": (1, 3), "max_positions": 320,
     }  # fmt: skip
     return CRTConfig(**{**sizes, **changes})
+
+
+def make_crt(**changes: Any) -> CRT:
+    """A small CRT with the weights of seed 0, in evaluation mode."""
+    torch.manual_seed(0)
+    return CRT(small_config(**changes)).eval()
 
 
 def public_weights(config: CRTConfig, seed: int = 0) -> dict[str, Tensor]:

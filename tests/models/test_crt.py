@@ -13,19 +13,13 @@ from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.models import load_recipe
 from edgeformer.models.blocks.causal import TOLERANCE, Checkpointing
 from edgeformer.models.blocks.language_loss import IGNORED, TokenLosses, chunked_loss, exit_weights, full_loss
-from edgeformer.models.crt import CRTConfig
 from edgeformer.models.crt.adapter import ADAPTER
 from edgeformer.models.crt.checkpoint import convert_weights, extract_state_dict, infer_config
 from edgeformer.models.crt.model import CRT, DilatedConv
 from edgeformer.training.plan.plan import count_offline
-from tests.models.crt_oracle import Oracle, public_weights, small_config
+from tests.models.crt_oracle import Oracle, make_crt, public_weights, small_config
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [3, 0, 1, 2, 3, 4, 0, 1, 0]])
-
-
-def make_crt(config: CRTConfig, seed: int = 0) -> CRT:
-    torch.manual_seed(seed)
-    return CRT(config).eval()
 
 
 def random_ids(*shape: int, seed: int = 0) -> Tensor:
@@ -48,7 +42,7 @@ def test_parameter_count_of_the_paper(name: str, overrides: list[str], parameter
 @pytest.mark.parametrize("causal", [True, False])
 def test_forward_follows_the_equations(causal: bool) -> None:
     weights = public_weights(small_config())
-    model = make_crt(small_config(heads="separate", causal=causal))
+    model = make_crt(heads="separate", causal=causal)
     model.load_state_dict(convert_weights(weights, small_config(heads="separate"), "checkpoint"))
     model.double()
     ids, oracle = random_ids(2, 50), Oracle(weights, causal=causal)
@@ -75,7 +69,7 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
     positions = torch.arange(24).expand(2, -1) % 10 if packed else None
 
     def loss_and_gradients(setting: Checkpointing) -> tuple[Tensor, dict[str, Tensor]]:
-        model = make_crt(small_config(dropout=0.2)).train()
+        model = make_crt(dropout=0.2).train()
         model.checkpointing = setting
         torch.manual_seed(3)  # the same dropout masks
         loss = full_loss(model, model(ids, positions), ids.roll(-1, 1), 0.3)[0]
@@ -89,7 +83,7 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
 
 
 def test_packed_documents_equal_single_ones() -> None:
-    model = make_crt(small_config()).double()
+    model = make_crt().double()
     lengths = (1, 13, 2, 20)
     documents = [random_ids(1, length, seed=length) for length in lengths]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
@@ -121,23 +115,18 @@ def test_training_convolution_equals_inference(dilation: int, positions: Tensor 
         assert expected.shape == trained.shape and expected.abs().max() > 0
 
 
-def fresh_crt(**changes: object) -> CRT:
-    torch.manual_seed(0)
-    return CRT(small_config(**changes))
-
-
 @pytest.mark.parametrize(
     ("trm", "norm"), [("conv_linear", "layer"), ("conv", "rms"), ("linear", "none"), ("depthwise", "batch")]
 )
 def test_causal_variants_pass(trm: str, norm: str) -> None:
-    probe = ADAPTER.causality(fresh_crt(trm=trm, norm=norm))
+    probe = ADAPTER.causality(make_crt(trm=trm, norm=norm))
     assert not probe.leaks and probe.reach == 0
     assert set(probe.largest_change) == {"1", "3", "4"}
     assert max(probe.largest_change.values()) < TOLERANCE / 10
 
 
 def test_published_architecture_leaks_as_far_as_its_convolutions_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = ADAPTER.causality(fresh_crt(causal=False, cycles=8))
+    probe = ADAPTER.causality(make_crt(causal=False, cycles=8))
     assert probe.leaks and all(change > 10 * TOLERANCE for change in probe.largest_change.values())
     sizes = {"loops": 1, "exits": (), "cycles": 2, "embedding_cycles": 1, "dilations": (2, 3)}
     config = small_config(causal=False, heads="tied", **sizes)
@@ -150,12 +139,12 @@ def test_published_architecture_leaks_as_far_as_its_convolutions_reach(monkeypat
         "scaled_dot_product_attention",
         lambda q, k, v, attn_mask=None, is_causal=False: sdpa(q, k, v),
     )
-    assert ADAPTER.causality(fresh_crt()).leaks
+    assert ADAPTER.causality(make_crt()).leaks
 
 
 @pytest.mark.parametrize(("part", "cycles"), [("refine", slice(None)), ("trm", slice(None)), ("trm", slice(4, 5))])
 def test_single_leak_is_detected(part: str, cycles: slice) -> None:
-    model = fresh_crt(cycles=8)
+    model = make_crt(cycles=8)
     for cycle in getattr(model, part).cycles[cycles]:
         cycle.depthwise.causal = False
     probe = ADAPTER.causality(model)
@@ -164,7 +153,7 @@ def test_single_leak_is_detected(part: str, cycles: slice) -> None:
 
 @pytest.mark.parametrize(("weight", "value"), [("tokens", 0.0), ("norm1", float("nan"))])
 def test_degenerate_model_is_refused(weight: str, value: float) -> None:
-    model = fresh_crt()
+    model = make_crt()
     with torch.no_grad():
         getattr(model, weight).weight.fill_(value)
     with pytest.raises(ValueError, match="change no output"):
@@ -172,7 +161,7 @@ def test_degenerate_model_is_refused(weight: str, value: float) -> None:
 
 
 def test_probe_restores_mode_and_depends_on_its_seed_alone() -> None:
-    model = fresh_crt().train()
+    model = make_crt().train()
     torch.manual_seed(5)
     first = ADAPTER.causality(model, seed=1)
     assert model.training and model.trm.training

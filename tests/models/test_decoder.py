@@ -203,13 +203,6 @@ def test_a_teacher_that_cannot_be_folded_is_refused(
         train(student(teacher, **model), TrainOptions(tmp_path))
 
 
-def test_a_teacher_with_another_tokenizer_is_refused(teacher: Path, tmp_path: Path) -> None:
-    recipe = student(teacher).model_copy(update={"tokenizer": language_recipe(**TEACHER_SIZES).tokenizer, "seed": 7})
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"min_characters": 60})})
-    with pytest.raises(RecipeError, match=r"training\.teacher: .* tokenizes differently"):
-        train(recipe, TrainOptions(tmp_path))
-
-
 def test_a_plan_counts_the_teacher(teacher: Path, tmp_path: Path) -> None:
     recipe = student(teacher)
     alone = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": None})})

@@ -52,25 +52,16 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def exported(folder: Path, options: ExportOptions, **changes: Any) -> Path:
-    run = write_language_run(folder, language_recipe(**{**SIZES, **changes}))
-    export(run, options)
-    return run
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("gguf") / "looped"
-    return exported(folder, ExportOptions(fp16=True, int8=True, int4=True, build=("gguf",), keep_going=True))
+    run = write_language_run(tmp_path_factory.mktemp("gguf") / "looped", language_recipe(**SIZES))
+    export(run, ExportOptions(fp16=True, int8=True, int4=True, build=("gguf",), keep_going=True))
+    return run
 
 
 @pytest.fixture(scope="module")
 def bundle(run: Path) -> Bundle:
     return Bundle.open(run / "bundle")
-
-
-def opened(bundle: Bundle, name: str) -> Any:
-    return bundle.session(bundle.artifact(name), OpenOptions(threads=1))
 
 
 def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundle) -> None:
@@ -160,7 +151,8 @@ def test_it_writes_torchs_greedy_text_one_after_the_other(run: Path) -> None:
 
 def test_the_file_splits_text_as_the_tokenizer_does_and_refuses_a_wrong_token(bundle: Bundle, tmp_path: Path) -> None:
     plain = PlainText(bundle.reader().tokenizer)
-    with opened(bundle, "gguf-fp16") as session:
+    session: Any = bundle.session(bundle.artifact("gguf-fp16"), OpenOptions(threads=1))
+    with session:
         for text in TEXTS:
             assert session.llama.tokenize(text) == plain.encode(text).ids
         with pytest.raises(EdgeformerError, match="outside the model's vocabulary"):

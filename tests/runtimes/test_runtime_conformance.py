@@ -22,8 +22,6 @@ from tests.fakes.install import RUNTIMES, installed
 from tests.runtimes import conformance
 from tests.runtimes.tiny_bundle import POSITIONS, classifier_graph, write_bundle
 
-ROOT = Path(__file__).resolve().parents[2]
-REFERENCE = ROOT / "tests" / "fakes" / "reference_runtime"
 BUILT_IN = [runtime.name for runtime in all_runtimes()]
 with installed(*RUNTIMES):
     REGISTERED = [runtime.name for runtime in runtimes.REGISTRY.announced()]

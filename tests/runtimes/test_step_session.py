@@ -154,7 +154,7 @@ def test_peeking_gives_the_next_tokens_logits_and_reads_nothing(bundle: Bundle, 
     decoder.close()
 
 
-def generate(decoder: Decoder[Any], tokens: int = 12) -> list[int]:
+def write_tokens(decoder: Decoder[Any], tokens: int = 12) -> list[int]:
     decoder.read([5, 9, 2, 11])
     text = []
     for _ in range(tokens):
@@ -217,11 +217,11 @@ class CardBuild:
 
 def test_on_cuda_caches_stay_on_the_card(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the readout, which keeps nothing, nothing is bound; nor of an imported decoder, which is a full graph."""
-    expected = generate(open_decoder(bundle, "onnx-fp32-decode"))
+    expected = write_tokens(open_decoder(bundle, "onnx-fp32-decode"))
     card = CardBuild(monkeypatch)
     card.forbids_plain_runs = True
     decoder = bundle.decoder(bundle.artifact("onnx-fp32-decode"), (LOOPS,), OpenOptions(CUDA, threads=1))
-    assert generate(decoder) == expected
+    assert write_tokens(decoder) == expected
     previous_uploads = card.uploaded
     decoder.advance(LOOPS)
     assert card.uploaded - previous_uploads == 2 * 8, "the token and its position, however long the text is"
@@ -229,7 +229,7 @@ def test_on_cuda_caches_stay_on_the_card(bundle: Bundle, monkeypatch: pytest.Mon
     card.forbids_plain_runs = False
     card.bound.clear()
     steps = bundle.decoder(bundle.artifact("onnx-fp32-step"), (LOOPS,), OpenOptions(CUDA, threads=1))
-    assert len(generate(steps)) == len(expected)
+    assert len(write_tokens(steps)) == len(expected)
     assert card.bound_to("cuda") == {"present_conv", "present_key", "present_value"}
     assert card.bound_to("cpu") == {"state", "next_state"}
     card.bound.clear()

@@ -84,8 +84,12 @@ def test_incomplete_records_are_refused() -> None:
 
 def test_thresholds_of_the_paper_fall_to_their_floor() -> None:
     """Paper B, equation 6: max(floor, start · decay^(loop − 1)); the last loop needs none."""
-    schedule = EarlyExit(start=0.9, floor=0.8, decay=0.95)
-    assert schedule.thresholds((1, 2, 4, 8)) == {1: 0.9, 2: pytest.approx(0.855), 4: 0.8}
+    assert EarlyExit(0.5, 0.1, 0.5).thresholds((2, 3)) == {2: 0.25}
+    assert get_task("language-modeling").exit_schedule == EarlyExit()
+    assert get_task("classification").exit_schedule is None
+    assert EarlyExit().thresholds((1, 3, 7, 8, 11, 12)) == {
+        1: 0.92, 3: pytest.approx(0.92 * 0.98**2), 7: pytest.approx(0.92 * 0.98**6), 8: 0.80, 11: 0.80,
+    }  # fmt: skip
     assert EarlyExit(0.0, 1.0, 1.0).thresholds((1, 2)) == {1: 1.0}
     for name, values in (("threshold", (1.1, 0.5, 0.5)), ("floor", (0.5, -0.1, 0.5)), ("decay", (0.5, 0.5, 1.1))):
         with pytest.raises(InputError, match=rf"(?<!X){name}"):

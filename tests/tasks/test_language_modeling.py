@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgeformer.data.batching import IGNORED
-from edgeformer.tasks import get_task
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords
 from edgeformer.tasks.language_modeling import LanguageMeter, LanguageScore
 from edgeformer.tasks.metric import token_losses, top_probability
@@ -24,17 +23,6 @@ def random_tokens(count, seed=0):
     losses = {loop: generator.gamma(2.0, 1.5, count).astype(np.float32) for loop in EXITS}
     confidence = {loop: generator.uniform(0.6, 1.0, count).astype(np.float32) for loop in EXITS}
     return losses, confidence
-
-
-def test_thresholds_fall_to_their_floor():
-    thresholds = EarlyExit().thresholds(range(1, 13))
-    assert thresholds[1] == 0.92
-    assert thresholds[3] == pytest.approx(0.92 * 0.98 * 0.98)
-    assert thresholds[7] == pytest.approx(0.81497499)
-    assert thresholds[8] == thresholds[11] == 0.80  # 0.92 · 0.98⁷ is 0.7987
-    assert EarlyExit(start=0.5, floor=0.1, decay=0.5).thresholds([2, 3]) == {2: 0.25}
-    assert get_task("language-modeling").exit_schedule == EarlyExit()
-    assert get_task("classification").exit_schedule is None
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any), st.integers(0, 99))

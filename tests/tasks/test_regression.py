@@ -26,6 +26,7 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.regression import RegressionData, ranking_scores, score
 from edgeformer.training.train import TrainOptions, train
 from tests.cli.run_cli import edgeformer as command
+from tests.cli.run_cli import run_json
 from tests.tasks.tiny import train_tiny
 
 TASK: Any = get_task("regression")
@@ -189,23 +190,20 @@ def test_a_trained_model_is_scored_as_a_ranking_and_ranks_documents(trained: Pat
     assert config["sentence_transformers"] == {"activation_fn": "torch.nn.modules.linear.Identity"}
     file = TASK.file_texts(run.data, trained.parents[1] / "judged.csv", Columns())
     assert isinstance(file, LabelledTexts) and file.texts[0][0].endswith(" 0") and len(file) == 400
-    result = command("evaluate", str(trained), "--artifact", "torch", "--json", cwd=trained)
-    assert result.code == 0, result.err
-    row = json.loads(result.out)["rows"][0]
+    row = run_json("evaluate", str(trained), "--artifact", "torch", cwd=trained)["rows"][0]
     assert row["ndcg"] == pytest.approx(run.manifest.test.ndcg, abs=1e-6) and row["mrr"] > 0.5  # type: ignore[union-attr]
     table = command("evaluate", str(trained), "--artifact", "torch", cwd=trained)
     assert "nDCG@10" in table.out and "accuracy" not in table.out
     (tmp_path / "documents.csv").write_text(
         "id,text\n7,waiter loud cheap 3\n8,pizza soup cheap 3\n9,pizza loud waiter 3\n", encoding="utf-8"
     )
-    options = ("--file", "documents.csv", "--top", "2", "--json")
-    result = command("predict", str(trained), "--query", "pizza soup 3", *options, cwd=tmp_path)
-    assert result.code == 0, result.err
-    documents = json.loads(result.out)["rankings"][0]["documents"]
+    options = ("--file", "documents.csv", "--top", "2")
+    ranked = run_json("predict", str(trained), "--query", "pizza soup 3", *options, cwd=tmp_path)
+    documents = ranked["rankings"][0]["documents"]
     assert [(document["row"], document["values"]["id"]) for document in documents] == [(2, "8"), (3, "9")]
     assert documents[0]["score"] > documents[1]["score"]
-    alone = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", "--json", cwd=tmp_path)
-    assert json.loads(alone.out)["predictions"][0]["score"] == pytest.approx(documents[0]["score"], abs=1e-5)
+    alone = run_json("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", cwd=tmp_path)
+    assert alone["predictions"][0]["score"] == pytest.approx(documents[0]["score"], abs=1e-5)
     shown = command("predict", str(trained), "pizza soup 3", "--pair", "pizza soup cheap 3", cwd=tmp_path)
     assert "score" in shown.out and "probability" not in shown.out
 
@@ -229,7 +227,7 @@ def test_an_imported_model_with_one_output_is_trained_further(tmp_path: Path) ->
         manifest = Run.open(train(recipe, TrainOptions(tmp_path, name=name))).manifest
         assert manifest.task == "regression" and manifest.test is not None
         losses.append(manifest.test.loss)
-    before = json.loads(command("evaluate", str(imported), "--artifact", "torch", "--json", cwd=tmp_path).out)
+    before = run_json("evaluate", str(imported), "--artifact", "torch", cwd=tmp_path)
     loss = next(row["loss"] for row in before["rows"] if row["split"] == "test" and row["exit"] is None)
     assert losses[0] == pytest.approx(loss, rel=1e-4) and losses[1] < losses[0] / 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgeformer.artifacts.workspace import BUNDLE_FOLDER
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
-from tests.torture.children import watch_changes
+from tests.torture.children import ends, watch_changes
 
 Kill = tuple[int | str, str]
 _CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
@@ -39,11 +39,7 @@ def export_in_child(
     arguments = (run, options, kill, log or run.with_suffix(".log"), signalled or signal.SIGKILL, dict(os.environ))
     process = _CONTEXT.Process(target=_export, args=arguments)
     process.start()
-    process.join(timeout=300)
-    if process.exitcode is None:
-        process.kill()
-        raise TimeoutError("no end within 300 s")
-    return process.exitcode
+    return ends(process)
 
 
 def _export(

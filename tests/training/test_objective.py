@@ -50,9 +50,6 @@ class TestStreaming:
         small = [*base, "model.loops=2", "model.exits=[1]"]
         return load_recipe("crt_mini", [*small, data, "data.first_n=null", "data.stream=true"])
 
-    def in_memory(self, recipe: Recipe) -> Recipe:
-        return recipe.model_copy(update={"data": recipe.data.model_copy(update={"stream": False})})
-
     def test_resumed_run_is_identical(self, recipe: Recipe, tmp_path: Path) -> None:
         expected = train(recipe, TrainOptions(tmp_path / "expected", name="run"))
         assert read_run(expected).steps > 13
@@ -72,7 +69,8 @@ class TestStreaming:
             return plan_batches(rows, size, **options)
 
         monkeypatch.setattr(objective, "plan_batches", plan_in_memory)
-        expected = train(self.in_memory(recipe), TrainOptions(tmp_path / "memory"))
+        in_memory = recipe.model_copy(update={"data": recipe.data.model_copy(update={"stream": False})})
+        expected = train(in_memory, TrainOptions(tmp_path / "memory"))
         run = train(recipe, TrainOptions(tmp_path / "stream"))
         assert read_run(run).data == read_run(expected).data
         assert read_run(run).tokenizer_fingerprint == read_run(expected).tokenizer_fingerprint

@@ -165,8 +165,10 @@ def headless() -> Iterator[Browser]:
 
 
 @contextmanager
-def served(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]:
-    """Serve a folder on this machine and yield its address, with a slash at the end."""
+def served(
+    tab: Tab, folder: Path, query: str = "", headers: dict[str, str] | None = None, *, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Serve a folder on this machine, open it in a tab, and yield its address, with a slash at the end."""
 
     class Handler(SimpleHTTPRequestHandler):
         def end_headers(self) -> None:
@@ -181,7 +183,9 @@ def served(folder: Path, headers: dict[str, str] | None = None) -> Iterator[str]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        address = f"http://{host}:{server.server_address[1]}/"
+        tab.open(address + query)
+        yield address
     finally:
         server.shutdown()
         server.server_close()

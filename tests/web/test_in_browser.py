@@ -92,8 +92,7 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
 def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab: Tab) -> None:
     texts = [*SENTENCES, TOO_LONG]
     full_length = len(Bundle.open(CLASSIFIER).reader().tokenizer.encode(TOO_LONG).ids)
-    with served(site) as address:
-        tab.open(address)
+    with served(tab, site) as address:
         for artifact in ("onnx-fp32", "onnx-int8"):
             # One text per call for INT8: the rows of a call share the scale of their activations.
             calls = [texts] if artifact == "onnx-fp32" else [[text] for text in texts]
@@ -107,10 +106,8 @@ def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab:
                 assert prediction.truncated == displayed["message"].startswith("Cut: "), text
             message = displayed["message"]
             assert f"read 48 of {full_length} tokens" in message and "did not count" in message
-    assert tab.complaints == []
-    text = SENTENCES[0]
-    with served(site) as address:
-        tab.open(address)
+        assert tab.complaints == []
+        text = SENTENCES[0]
         for artifact in ("onnx-int8-exit1", "onnx-int8-trim", "onnx-fp16"):
             prediction: Any = predict(locate(str(CLASSIFIER), CLASSIFIER), [text], artifact)[1][0]
             assert answer(tab, artifact, text)["probabilities"] == pytest.approx(prediction.probabilities, abs=1e-4)
@@ -128,8 +125,7 @@ def test_linear_model_answers_as_predict_does(algorithm: str, libraries: Path, t
     export(folder, ExportOptions(int8=True))
     publish(Bundle.open(folder / "bundle"), tmp_path / "site", PageOptions(libraries))
     texts = [*SENTENCES, "It broke… “Schöne” Grüße!!! 😡👍🏽 漢字 don't-buy <b>x</b>", "a\u00a0b\u2028c\u200bd e\u0301"]
-    with served(tmp_path / "site") as address:
-        tab.open(address)
+    with served(tab, tmp_path / "site"):
         for artifact in ("onnx-fp32", "onnx-int8"):
             expected: list[Any] = [*predict(locate("linear", tmp_path), texts, artifact)[1]]
             for text, prediction in zip(texts, expected, strict=True):
@@ -148,8 +144,7 @@ def test_spans_are_marked_as_predict_finds_them(libraries: Path, tab: Tab, tmp_p
     publish(bundle, tmp_path / "site", PageOptions(libraries))
     texts = ["Zoë 👩‍💻\nmet Jose\u0301 in Köln.", "The bridge of the town was made of wood. " * 5]
     expected: list[Any] = predict(locate(str(run), run.parent), texts, "onnx-fp32")[1]
-    with served(tmp_path / "site") as address:
-        tab.open(address)
+    with served(tab, tmp_path / "site"):
         for text, prediction in zip(texts, expected, strict=True):
             submit(tab, "document.querySelector('#answer .spans')", artifact="onnx-fp32", text=text)
             marks = tab.run(
@@ -177,8 +172,7 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
     window = answering.read([pair])
     with bundle.session(entry) as session:
         prediction: Any = answering.answers(window, answering.run(session.run, window))[0]
-    with served(folder) as address:
-        tab.open(address)
+    with served(tab, folder):
         displayed = answer(tab, "onnx-fp32", *pair)
         assert displayed["label"] == "positive" and "tokens read" in displayed["message"]
         # The softmax of two logits depends on their difference only.
@@ -192,8 +186,7 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
 def test_measured_report_is_accepted_by_profile_and_compare(
     site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer
 ) -> None:
-    with served(site) as address:
-        tab.open(address + SHORT)
+    with served(tab, site, SHORT):
         report = measure(tab, ["onnx-fp32", "onnx-int8-exit1"], "8, 16", title="a <b>phone</b>")
     assert {(row.artifact, row.phase, row.seq) for row in report.rows} == {
         (artifact, phase, seq)
@@ -231,15 +224,13 @@ def test_measured_report_is_accepted_by_profile_and_compare(
 
 
 def test_isolated_page_has_threads_and_an_insecure_page_works(site: Path, tab: Tab) -> None:
-    with served(site, ISOLATED) as address:
-        tab.open(address + SHORT)
+    with served(tab, site, SHORT, ISOLATED):
         cores = tab.run("navigator.hardwareConcurrency")
         report = measure(tab, ["onnx-fp32"], "8", threads=str(min(2, cores)))
     assert report.host["cross_origin_isolated"] is True
     assert report.rows[-1].threads == min(2, cores) and report.rows[-1].latency_ms.status == "measured"
     assert report.rows[-1].conditions.model_dump()["clock_step_ms"] < 0.05
-    with served(site) as address:
-        tab.open(address.replace("127.0.0.1", ELSEWHERE) + SHORT)
+    with served(tab, site, SHORT, host=ELSEWHERE):
         assert tab.run("isSecureContext") is False
         assert "https:// and localhost only" in tab.run("document.getElementById('providers').textContent")
         assert answer(tab, "onnx-int8", "fine")["label"] in ("negative", "positive")
@@ -256,8 +247,7 @@ def language_site(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_language_model_is_measured(language_site: Path, tab: Tab) -> None:
     """It has external weights and takes no mask."""
-    with served(language_site) as address:
-        tab.open(address + SHORT)
+    with served(tab, language_site, SHORT):
         report = measure(tab, ["onnx-int8-exit2"], "16")
     assert {row.latency_ms.status for row in report.rows} == {"measured"}
     assert report.subject is not None and report.subject.task == "language-modeling"
@@ -280,8 +270,7 @@ def test_language_model_writes_as_generate_does(language_site: Path, tab: Tab) -
     """Caches of attention and convolutions, in every precision; greedily the same text, and it can be stopped."""
     writers = ["onnx-fp32-decode", "onnx-int8-decode", "onnx-fp16-decode"]
     location, greedy = locate(str(LANGUAGE), LANGUAGE), Sampling(temperature=0)
-    with served(language_site) as address:
-        tab.open(address)
+    with served(tab, language_site) as address:
         options = tab.run("[...document.querySelector('#try form').artifact.options].map(({ value }) => value)")
         assert options == writers and "decode" not in tab.run("document.getElementById('artifacts').textContent")
         for artifact, prompt in itertools.product(writers, ("a warm film", "", "Käse 👩‍🚀 don't")):
@@ -298,8 +287,7 @@ def test_language_model_writes_as_generate_does(language_site: Path, tab: Tab) -
 
 def test_writing_can_be_stopped(language_site: Path, tab: Tab) -> None:
     """The second press of the button arrives while the model is opened, so the text ends after its first token."""
-    with served(language_site) as address:
-        tab.open(address)
+    with served(tab, language_site):
         for _ in range(2):
             tab.run("document.querySelector('#try form').requestSubmit()")
         tab.wait("document.getElementById('answer').dataset.state === 'done'")
@@ -316,8 +304,7 @@ def test_damaged_file_is_refused(site: Path, tab: Tab, tmp_path: Path) -> None:
     content = bytearray(graph.read_bytes())
     content[-10] ^= 1
     graph.write_bytes(content)
-    with served(folder) as address:
-        tab.open(address + SHORT)
+    with served(tab, folder, SHORT):
         assert "checksum" in answer(tab, "onnx-fp32", "fine")["message"]
         report = measure(tab, ["onnx-fp32"], "8")
     (row,) = report.rows
@@ -330,8 +317,7 @@ def test_names_are_escaped(libraries: Path, tab: Tab, tmp_path: Path) -> None:
     manifest = Bundle.open(tmp_path / "bundle").manifest
     seal(tmp_path / "bundle", manifest.model_copy(update={"run": hostile, "labels": (hostile, "b</script>")}))
     publish(Bundle.open(tmp_path / "bundle"), tmp_path / "site", PageOptions(libraries, ("onnx-fp32",), ("wasm",)))
-    with served(tmp_path / "site") as address:
-        tab.open(address + SHORT)
+    with served(tab, tmp_path / "site", SHORT):
         assert "<img" in tab.run("document.querySelector('h1').textContent") and "<img" in tab.run("document.title")
         answer(tab, "onnx-fp32", "fine")
         text = tab.run("document.getElementById('answer').textContent")
@@ -350,8 +336,7 @@ def test_page_summarises_samples_as_profile_does(site: Path, tab: Tab) -> None:
     random = np.random.default_rng(0)
     rules = json.loads((site / "site.json").read_text(encoding="utf-8"))["rules"]
     samples = [(random.gamma(9, 0.3, n) * np.linspace(1, slope, n)).round(3).tolist() for n, slope in CASES]
-    with served(site) as address:
-        tab.open(address)
+    with served(tab, site):
         calls = ("measure.summarise(sample, true, [], null, rules)", "measure.drifted(sample, rules)",
                  "measure.windowsAgree(sample, rules)")  # fmt: skip
         arguments = f"({json.dumps(samples)}, {json.dumps(rules)})"

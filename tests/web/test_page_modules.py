@@ -54,11 +54,13 @@ process.stdout.write(JSON.stringify(answers));
 """
 
 
-def _page_answers(folder: Path, libraries: Path, case: dict[str, Any]) -> Any:
+def _page_answers(folder: Path, libraries: Path, script: str, case: dict[str, Any], *modules: str) -> Any:
+    """Return what a script says of the cases with modules of the page."""
     library = libraries / TOKENIZER_LIBRARY.package.name / TOKENIZER_LIBRARY.path
-    shutil.copyfile(ROOT / "edgeformer" / "web" / "site" / "spans.js", folder / "spans.js")
+    for name in modules:
+        shutil.copyfile(ROOT / "edgeformer" / "web" / "site" / name, folder / name)
     (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
-    return run_module(folder, _SCRIPT.replace("LIBRARY", library.as_uri()))
+    return run_module(folder, script.replace("LIBRARY", library.as_uri()))
 
 
 @pytest.mark.parametrize("algorithm", ["wordpiece-cased", "wordpiece", "bpe"])
@@ -77,7 +79,8 @@ def test_offsets_windows_and_spans(algorithm: str, pieces: str, tmp_path: Path, 
     ]
     document = json.loads(tokenizer.to_str())
     settings = {"capacity": 18, "pieces": pieces, "classes": data.classes}
-    answers = _page_answers(tmp_path, libraries, {"tokenizer": document, "cases": cases, **settings})
+    case = {"tokenizer": document, "cases": cases, **settings}
+    answers = _page_answers(tmp_path, libraries, _SCRIPT, case, "spans.js")
     tags = [*map(parse_tag, data.classes)]
     for index, (text, answer) in enumerate(zip(texts, answers, strict=True)):
         classes = rows.targets[whole.tokens(index)].tolist()
@@ -125,8 +128,6 @@ def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> N
     site = read_manifest(PageManifest, page / "site.json")
     assert [artifact.typed for artifact in site.artifacts] == [True]
     folder.mkdir()
-    for name in ("files.js", "runtime.js", "text.js"):
-        shutil.copyfile(ROOT / "edgeformer" / "web" / "site" / name, folder / name)
     texts: list[Text] = ["good [SEP] bad", "word " * 90, ("It is done.", "Nobody waits."), ("a [SEP] b", "c [SEP]")]
     graph = bundle.folder / "onnx" / "model.onnx"
     case = {
@@ -134,11 +135,8 @@ def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> N
         "tokenizer": json.loads((bundle.folder / "tokenizer.json").read_text(encoding="utf-8")),
         "texts": [[text, None] if isinstance(text, str) else text for text in texts],
     }  # fmt: skip
-    (folder / "cases.json").write_text(json.dumps(case), encoding="utf-8")
-    library = libraries / TOKENIZER_LIBRARY.package.name / TOKENIZER_LIBRARY.path
-    runtime = libraries / ORT_WEB.name / "dist" / "ort.wasm.min.mjs"
-    script = _TYPES.replace("ORT_WEB", runtime.as_uri()).replace("LIBRARY", library.as_uri())
-    answers = run_module(folder, script)
+    script = _TYPES.replace("ORT_WEB", (libraries / ORT_WEB.name / "dist" / "ort.wasm.min.mjs").as_uri())
+    answers = _page_answers(folder, libraries, script, case, "files.js", "runtime.js", "text.js")
     reader = bundle.reader(bundle.artifact("onnx-fp32"))
     rows, _ = encode_texts(reader.tokenizer, texts, bundle.data.tokens_at_once)
     assert rows.types is not None and rows.types.any()
