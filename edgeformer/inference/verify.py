@@ -164,8 +164,8 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
             problem = f"agreement {parity.top1_agreement:.1%} is below {min_agreement:.1%}"
     if parity.tolerance is None and lacks_parity(artifact):  # INT8 that export could not run: judged as export would
         tolerance = "score on the golden inputs"
-        score = bundle.task.stored_score(bundle.golden(), _answering_loop(bundle, artifact), outputs, bundle.data)
-        problem = out_of_tolerance(parity) or score_drop(bundle, artifact, {"score": score})
+        scores = {"score": golden_score(bundle, artifact, outputs)}
+        problem = out_of_tolerance(parity) or score_drop(bundle, artifact, scores)
     update: dict[str, Any] = {
         "parity": parity,
         "tolerance": tolerance,
@@ -181,6 +181,12 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         else:
             update["notes"] = (*notes, f"memory was not measured: {memory.reason}")
     return check.model_copy(update=update)
+
+
+def golden_score(bundle: Bundle, artifact: ArtifactManifest, outputs: Any) -> Score:
+    """Return the score of an artifact's :meth:`Task.golden_outputs`. Raises GoldenError without right answers."""
+    task, loop = bundle.task, _answering_loop(bundle, artifact)
+    return task.stored_score(bundle.golden(), loop, outputs, bundle.data)
 
 
 def _answering_loop(bundle: Bundle, artifact: ArtifactManifest) -> int:
@@ -224,10 +230,10 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
         scores: dict[str, Any] = {}
         # Step and decode graphs compute what the full graph computes, which is scored.
         if check.status == "verified" and artifact.role in ("full", "exit"):
-            task, max_rows, loop = bundle.task, max_batch_rows(artifact), _answering_loop(bundle, artifact)
+            task, max_rows = bundle.task, max_batch_rows(artifact)
             with bundle.session(artifact) as session:
                 outputs = task.golden_outputs(bundle.golden(artifact), session.run, max_rows)
-                scores["score"] = task.stored_score(bundle.golden(), loop, outputs, bundle.data)
+                scores["score"] = golden_score(bundle, artifact, outputs)
                 if isinstance(task, RowSource):
                     # An imported graph has one set of labelled rows, its test set.
                     split = "validation" if bundle.manifest.wrapped is None else "test"
@@ -236,7 +242,8 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
                     if validate is None:
                         scores["unscored"] = missing
                     else:
-                        scores["validation"] = validate(split_calls(session.run, max_rows), loop)
+                        run = split_calls(session.run, max_rows)
+                        scores["validation"] = validate(run, _answering_loop(bundle, artifact))
             reason = score_drop(bundle, artifact, scores)
         # 2. The record, which names what computed it
         gpu = next(iter(cuda_driver.devices()), None) if provider_facts(str(parity.provider)).kind == "cuda" else None

@@ -26,7 +26,7 @@ from edgeformer.runtimes.onnxruntime.providers import CUDA
 from edgeformer.runtimes.runtime import OpenOptions
 from edgeformer.runtimes.tensorrt.state import why_engine_cannot_run
 from tests.runtimes.test_step_session import write_tokens
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +60,7 @@ def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: st
 def test_caches_that_stay_on_the_card_write_what_the_cpu_writes() -> None:
     if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime was built without CUDA")
-    old = Bundle.open(OLD / "language-v1" / "bundle")
+    old = Bundle.open(OLD_FORMAT / "language-v1" / "bundle")
     for name in ("onnx-fp32-decode", "onnx-fp32-step"):
         texts = []
         for provider in (CUDA, "CPUExecutionProvider"):

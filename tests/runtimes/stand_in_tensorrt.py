@@ -30,7 +30,7 @@ from edgeformer.runtimes.tensorrt import state as state_module
 from edgeformer.runtimes.tensorrt.state import TensorRTState
 from edgeformer.system import cuda_driver, leftovers
 from edgeformer.system.cuda_driver import Device
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 CARD = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 VERSION = "1.7.1"
@@ -261,7 +261,7 @@ def stand_in() -> Iterator[None]:
 
 def with_engines(name: str, folder: Path) -> Path:
     """Copy an old bundle and add engines of the stand-in: of its full, step and decode graphs in FP32."""
-    shutil.copytree(OLD / name / "bundle", folder)
+    shutil.copytree(OLD_FORMAT / name / "bundle", folder)
     (folder / "engines").mkdir(exist_ok=True)
     manifest = Bundle.open(folder).manifest
     engines, files = [], dict(manifest.files)

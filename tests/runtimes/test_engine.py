@@ -38,7 +38,7 @@ from edgeformer.runtimes.tensorrt.engine import (
 from edgeformer.tasks.scoring import max_batch_rows
 from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import parsed
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
@@ -168,7 +168,7 @@ class TestBuilder:
 
     @pytest.mark.slow
     def test_step_and_decode_engines(self, tmp_path: Path) -> None:
-        folder = shutil.copytree(OLD / "language-v1" / "bundle", tmp_path / "bundle")
+        folder = shutil.copytree(OLD_FORMAT / "language-v1" / "bundle", tmp_path / "bundle")
         (folder / "engines").mkdir()
         graphs = tuple(graph for graph in Bundle.open(folder).built("step", "decode") if graph.precision == "fp16")
         built = TensorRTBuilder().build(TARGET, job(bundle=folder, graphs=graphs, max_positions=64))
@@ -193,7 +193,7 @@ class TestBuilder:
     def test_trimmed_and_int8_engines(self, tmp_path: Path) -> None:
         """INT8 is quantised for TensorRT, with NNCF."""
         pytest.importorskip("nncf")
-        folder = shutil.copytree(OLD / "classifier-v1" / "bundle", tmp_path / "bundle")
+        folder = shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle")
         (folder / "engines").mkdir(exist_ok=True)
         opened = Bundle.open(folder)
         golden = opened.golden().inputs(("input_ids", "attention_mask"))

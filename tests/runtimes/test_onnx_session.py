@@ -23,7 +23,7 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch import RUNTIME
 from edgeformer.runtimes.torch.session import TorchSession
 from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 CPU, CUDA, AZURE = "CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"
 needs_azure = pytest.mark.skipif(
@@ -110,7 +110,7 @@ def test_a_provider_that_leaves_nodes_to_the_cpu_reports_it(graph: Path) -> None
         placement, (note,) = session.settings()["nodes_by_provider"], session.caveats()
     assert set(placement) == {CPU} and placement[CPU] >= 5
     assert note.startswith(f"{placement[CPU]} of {placement[CPU]} nodes ran on CPU, not on Azure: ")
-    bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
+    bundle = Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle")
     steps = bundle.artifact("onnx-int8-step")
     with bundle.session(steps, OpenOptions(AZURE, threads=1)) as steps_session:
         placement, notes = steps_session.settings()["nodes_by_provider"], steps_session.caveats()
@@ -128,7 +128,7 @@ def test_notes_name_the_most_frequent_operators_first() -> None:
 
 
 def test_what_is_estimated_for_which_card() -> None:
-    bundle, card = Bundle.open(OLD / "classifier-v1" / "bundle"), load_profile("rtx4050")
+    bundle, card = Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle"), load_profile("rtx4050")
     for artifact in bundle.artifacts:
         reason = runtime_of(artifact).estimable(artifact, card)
         products = artifact.quantized.get("MatMulInteger")

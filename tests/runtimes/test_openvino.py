@@ -31,7 +31,7 @@ from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
 from edgeformer.runtimes.runtime import BuildJob, Target
 from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 NEEDS_OPENVINO = pytest.mark.skipif(runtime.OPENVINO.missing() is not None, reason="openvino is not installed")
 CPU, BF16 = runtime.CPU, runtime.CPU_BF16
@@ -90,7 +90,7 @@ def test_fp32_is_what_onnx_runtime_computes_and_bf16_is_close(tiny: Bundle) -> N
 @NEEDS_OPENVINO
 def test_a_named_runtime_answers_and_its_scores_are_shown_and_not_kept(tmp_path: Path) -> None:
     run = tmp_path / "artifacts" / "classifier-v1"
-    shutil.copytree(OLD / "classifier-v1", run)
+    shutil.copytree(OLD_FORMAT / "classifier-v1", run)
     kept = (run / "evaluation.json").read_bytes()
     result = evaluate(locate(str(run), run.parent), EvaluateOptions("onnx-fp32", runtime="all"))
     providers = [row.provider for row in result.rows]

@@ -34,7 +34,7 @@ from edgeformer.system import capability, cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability
 from edgeformer.system.cuda_driver import Device
 from tests.runtimes.tiny_bundle import classifier_graph, parsed
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 RTX_4050 = ("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
@@ -283,7 +283,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     for module in (providers, sys.modules[OnnxSession.__module__]):
         monkeypatch.setattr(module, "rtx_plugin", lambda: providers.RtxPlugin(("device",)))
     monkeypatch.setattr(cuda_driver, "devices", lambda: (Device(0, *RTX_4050),))
-    with OnnxSession(OLD / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
+    with OnnxSession(OLD_FORMAT / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
         settings, caveats = session.settings(), session.caveats()
     folder = Path(recorded.pop("nv_runtime_cache_path"))
     assert folder.is_dir() and folder.is_relative_to(tmp_path) and "rtx-4050" in folder.name
@@ -297,7 +297,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert any("runs without CUDA graphs and specialized kernels" in note for note in caveats)
     assert settings["provider_options"] == {**recorded, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
-    loop = rtx_options(OLD / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
+    loop = rtx_options(OLD_FORMAT / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
     assert loop["nv_profile_min_shapes"].startswith("state:1x1x16,past_key:1x2x0x8,")
     assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")
     assert loop["nv_profile_max_shapes"].startswith("state:1024x64x16,past_key:1024x2x64x8,")

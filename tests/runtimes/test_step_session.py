@@ -25,27 +25,27 @@ from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.session import Array
 from edgeformer.tasks.metric import top_probability
-from tests.test_old_format import OLD
+from tests.conftest import OLD_FORMAT
 
 LOOPS, POSITIONS, WORDS = 4, 64, 300  # of the language model
 
 
 @pytest.fixture(scope="module")
 def encoder() -> EncoderClassifier:
-    model = load_model(OLD / "classifier-v1")
+    model = load_model(OLD_FORMAT / "classifier-v1")
     assert isinstance(model, EncoderClassifier)
     return model
 
 
 @pytest.fixture(scope="module")
 def parts() -> dict[str, Path]:
-    bundle = Bundle.open(OLD / "classifier-v1" / "bundle")
+    bundle = Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle")
     return {part: bundle.folder / file for part, file in bundle.artifact("onnx-fp32-step").parts.items()}
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return Bundle.open(OLD / "language-v1" / "bundle")
+    return Bundle.open(OLD_FORMAT / "language-v1" / "bundle")
 
 
 def texts(rows: int = 16, length: int = 9) -> dict[str, np.ndarray]:
@@ -64,7 +64,7 @@ def exit_logits_of(model: EncoderClassifier, inputs: dict[str, np.ndarray]) -> l
 
 @torch.inference_mode()
 def logits_of(ids: np.ndarray) -> np.ndarray:
-    logits: np.ndarray = load_model(OLD / "language-v1").logits(torch.from_numpy(ids), LOOPS).numpy()
+    logits: np.ndarray = load_model(OLD_FORMAT / "language-v1").logits(torch.from_numpy(ids), LOOPS).numpy()
     return logits
 
 
