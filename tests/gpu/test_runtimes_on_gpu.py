@@ -25,8 +25,8 @@ from edgeformer.runtimes import default_provider, on_gpu
 from edgeformer.runtimes.onnxruntime.providers import CUDA
 from edgeformer.runtimes.runtime import OpenOptions
 from edgeformer.runtimes.tensorrt.state import why_engine_cannot_run
-from tests.runtimes.test_step_session import write_tokens
 from tests.conftest import OLD_FORMAT
+from tests.runtimes.test_step_session import write_tokens
 
 pytestmark = pytest.mark.gpu
 

@@ -36,9 +36,9 @@ from edgeformer.runtimes.tensorrt.engine import (
     why_engine_rejected,
 )
 from edgeformer.tasks.scoring import max_batch_rows
+from tests.conftest import OLD_FORMAT
 from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import parsed
-from tests.conftest import OLD_FORMAT
 
 needs_rtx = pytest.mark.skipif(
     util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"

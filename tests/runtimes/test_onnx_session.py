@@ -22,8 +22,8 @@ from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch import RUNTIME
 from edgeformer.runtimes.torch.session import TorchSession
-from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
 from tests.conftest import OLD_FORMAT
+from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
 
 CPU, CUDA, AZURE = "CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"
 needs_azure = pytest.mark.skipif(

@@ -30,8 +30,8 @@ from edgeformer.runtimes.openvino import Int8Builder
 from edgeformer.runtimes.openvino import session as runtime
 from edgeformer.runtimes.openvino.session import OpenVINOSession, fuse_rotations
 from edgeformer.runtimes.runtime import BuildJob, Target
-from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 from tests.conftest import OLD_FORMAT
+from tests.runtimes.tiny_bundle import VOCABULARY, write_bundle
 
 NEEDS_OPENVINO = pytest.mark.skipif(runtime.OPENVINO.missing() is not None, reason="openvino is not installed")
 CPU, BF16 = runtime.CPU, runtime.CPU_BF16

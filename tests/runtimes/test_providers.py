@@ -33,8 +33,8 @@ from edgeformer.runtimes.tensorrt.state import Package, describe, judge
 from edgeformer.system import capability, cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability
 from edgeformer.system.cuda_driver import Device
-from tests.runtimes.tiny_bundle import classifier_graph, parsed
 from tests.conftest import OLD_FORMAT
+from tests.runtimes.tiny_bundle import classifier_graph, parsed
 
 WHEELS = ("onnxruntime", "onnxruntime-gpu")
 RTX_4050 = ("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
