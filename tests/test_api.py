@@ -107,6 +107,7 @@ def test_evaluate_and_generate_are_the_commands(tmp_path: Path) -> None:
         language.predict(["a fine film"])
 
 
+@pytest.mark.slow
 def test_the_api_docs_run(finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
     monkeypatch.setattr(edgeformer.Bundle, "profile", partialmethod(edgeformer.Bundle.profile, rules=short))

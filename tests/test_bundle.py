@@ -225,6 +225,7 @@ class TestExternalData:
         with pytest.raises(ArtifactError, match="EPContext"):
             opened(folder).session(opened(folder).artifact("model"))
 
+    @pytest.mark.slow
     def test_every_command_refuses(self, tmp_path: Path) -> None:
         folder = tmp_path / "bundle"
         shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", folder)

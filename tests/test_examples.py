@@ -36,6 +36,7 @@ def test_own_data(tmp_path: Path) -> None:
     assert "on device (steady): estimated, " in output and re.search(r"verdict: (pass|fail|unknown)", output)
 
 
+@pytest.mark.slow
 def test_own_onnx_model(finished_run: Path, tmp_path: Path) -> None:
     model = finished_run / "bundle" / "onnx" / "model.onnx"
     output = run("own_onnx_model.py", model, folder=tmp_path)

@@ -74,6 +74,7 @@ def run(folder: Path) -> Path:
     return folder / "artifacts" / "reviews"
 
 
+@pytest.mark.slow
 def test_plan_and_the_model_card_say_what_it_is(folder: Path, run: Path) -> None:
     plan = run_json("plan", "recipe.yaml", "--device", "rtx4050", cwd=folder)
     assert plan["fits"] and plan["parameters"] == read_run(run).parameters
@@ -83,6 +84,7 @@ def test_plan_and_the_model_card_say_what_it_is(folder: Path, run: Path) -> None
     assert (config["model_type"], config["iterations"]) == ("averaging", 2)
 
 
+@pytest.mark.slow
 def test_verify_evaluate_and_predict_also_with_rows_that_leave_early(folder: Path, run: Path) -> None:
     checks = run_json("verify", "reviews", cwd=folder)["artifacts"]
     assert {row["artifact"]: row["status"] for row in checks} == dict.fromkeys(GRAPHS | BUILT, "verified")
@@ -96,6 +98,7 @@ def test_verify_evaluate_and_predict_also_with_rows_that_leave_early(folder: Pat
     assert [row["loops"] for row in hasty] == [1, 1]
 
 
+@pytest.mark.slow
 def test_profile_measures_on_this_host_and_estimates_for_a_card(folder: Path, run: Path) -> None:
     artifact = "onnx-reference-fp32"
     options = ("--device", "host", "--artifact", artifact, "--batch", "1", "--seq", "16")

@@ -33,6 +33,7 @@ def workplace(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUNDLES)
 def test_their_bundles_are_verified(name: str, workplace: Path) -> None:
     result = run_json("verify", f"artifacts/{name}/bundle", cwd=workplace)
@@ -99,6 +100,7 @@ def test_removed_parts_of_a_report_are_left_out(tmp_path: Path) -> None:
     assert [row.phase for row in read.rows] == phases
 
 
+@pytest.mark.slow
 def test_they_are_profiled(workplace: Path) -> None:
     shape = ("--batch", "1", "--seq", "8", "--artifact", "onnx-int8")
     rows = run_json("profile", "classifier-v1", "--device", "host", *shape, cwd=workplace)["rows"]
@@ -106,6 +108,7 @@ def test_they_are_profiled(workplace: Path) -> None:
     assert any(row["latency_ms"]["status"] == "measured" for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options", "exported_ids"),
     [

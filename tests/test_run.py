@@ -73,6 +73,7 @@ def test_all_arguments_for_a_run_give_the_same_name(artifacts: Path, tmp_path: P
     assert locate(None, artifacts).run == run
 
 
+@pytest.mark.slow
 def test_commands_agree_on_the_name_of_a_renamed_run(artifacts: Path, tmp_path: Path) -> None:
     opened = Bundle.open(artifacts / "renamed" / "bundle")
     assert opened._location == locate("renamed", artifacts)

@@ -62,6 +62,7 @@ def checks(gate: Gate) -> dict[str, GateCheck]:
     return {check.name: check for check in gate.checks}
 
 
+@pytest.mark.slow
 def test_a_slower_candidate_fails_early(failed: Gate) -> None:
     latency = checks(failed)["latency"]
     assert (failed.status, failed.exit_code) == ("fail", 3)

@@ -44,6 +44,7 @@ def interrupted(folder: Path, shapes: int, monkeypatch: pytest.MonkeyPatch, caps
     return str(json.loads(capsys.readouterr().out)["error"])
 
 
+@pytest.mark.slow
 def test_rows_that_were_measured_before_ctrl_c_are_written(tmp_path, monkeypatch, capsys):
     folder = write_bundle(tmp_path / "bundle")
     (folder / "reports").mkdir()

@@ -35,6 +35,7 @@ def test_json_that_cannot_be_written_is_told_on_stderr(finished_run: Path, name:
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows cannot send Ctrl-C to one child process")
 def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     words = ["train", "quickstart", "--name", "long", "--set", "training.log_every=1"]
@@ -60,6 +61,7 @@ def test_ctrl_c_exits_with_130_and_resume_goes_on(tmp_path: Path) -> None:
     assert (run / "plots" / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_doctor_tells_the_truth(tmp_path: Path) -> None:
     document = run_json("doctor", cwd=tmp_path)
     results = {c["name"]: c for c in document["capabilities"]}

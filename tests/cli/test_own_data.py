@@ -45,6 +45,7 @@ def test_init_and_train_tell_everything(trained: tuple[Path, Outcome, Outcome]) 
     assert findings == {"empty texts": 3, "duplicates": 3, "contradictions": 2, "uneven labels": 4}
 
 
+@pytest.mark.slow
 def test_the_run_is_exported_predicts_and_is_scored(trained: tuple[Path, Outcome, Outcome]) -> None:
     folder, _, _ = trained
     run("export", cwd=folder)
@@ -79,6 +80,7 @@ def test_plan_tells_it_too_and_init_as_json(trained: tuple[Path, Outcome, Outcom
     assert (folder / "again.yaml").read_text(encoding="utf-8") == document["text"]
 
 
+@pytest.mark.slow
 def test_two_text_columns_and_numbered_labels(tmp_path: Path) -> None:
     kinds = ("bright", "sombre")
     rows = (f'"{n % 2 + 1}","{kinds[n % 2]} news item {n}","the text of number {n}"\n' for n in range(60))

@@ -125,6 +125,7 @@ def test_python(bundle: Path, tmp_path: Path) -> None:
     same(run(sys.executable, "client.py", bundle, *texts, cwd=tmp_path), expected(bundle, texts))
 
 
+@pytest.mark.slow
 def test_python_of_several_labels(several: Path, tmp_path: Path) -> None:
     config = json.loads((several / "config.json").read_text(encoding="utf-8"))
     manifest = json.loads((several / "bundle.json").read_text(encoding="utf-8"))
@@ -133,11 +134,13 @@ def test_python_of_several_labels(several: Path, tmp_path: Path) -> None:
     same_labels(run(sys.executable, "client.py", several, *SENTENCES[:4], cwd=tmp_path), several)
 
 
+@pytest.mark.slow
 @pytest.mark.node
 def test_onnxruntime_node_of_several_labels(several: Path, node: Path) -> None:
     same_labels(run("node", "client.mjs", several, *SENTENCES[:4], cwd=node), several)
 
 
+@pytest.mark.slow
 def test_torch(finished_run: Path, tmp_path: Path) -> None:
     (tmp_path / "weights.py").write_text(PROGRAMS["weights.py"], encoding="utf-8")
     (parameters,) = run(sys.executable, "weights.py", finished_run, cwd=tmp_path)

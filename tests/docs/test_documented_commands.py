@@ -72,6 +72,7 @@ def write_rows(file: Path, header: tuple[str, str], labels: tuple[str, str], row
             writer.writerow([f"a {word} film, number {number}", labels[number % 2]])
 
 
+@pytest.mark.slow
 def test_getting_started(edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its steps, with small models: recipe, run, bundle, report; real sentences."""
     for name, rows in {"train": 120, "dev": 20, "test": 20}.items():
@@ -177,6 +178,7 @@ def test_spans(edgeformer: Edgeformer) -> None:
     assert texts[0].spans == ((0, 3, "LOC"),)
 
 
+@pytest.mark.slow
 def test_deploying(edgeformer: Edgeformer) -> None:
     shutil.copytree(CLASSIFIER, "artifacts/my-run")
     copied = {"edgeformer verify bundle": lambda: shutil.copytree("artifacts/my-run/bundle", "bundle")}

@@ -58,6 +58,7 @@ def calibrated(tiny: Path) -> DeviceProfile:
         return calibrate(tiny, load_profile("host"), threads=1, allow_noise=True)
 
 
+@pytest.mark.slow
 def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: DeviceProfile) -> None:
     base = load_profile("host")
     fitted, checked = calibrate_module.FIT_SHAPES, calibrate_module.CHECK_SHAPES

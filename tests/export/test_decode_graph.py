@@ -27,6 +27,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(run / "bundle")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("artifact", ["onnx-fp32-decode", "onnx-int8-decode"])
 def test_a_decode_graph_takes_several_tokens_behind_others(bundle: Bundle, artifact: str) -> None:
     expected = bundle.session(bundle.artifact(artifact)).run({"input_ids": IDS})["logits"]  # token by token

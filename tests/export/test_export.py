@@ -32,6 +32,7 @@ def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest
     return {artifact.id: artifact for artifact in artifacts}
 
 
+@pytest.mark.slow
 def test_both_precisions_are_close_and_store_every_weight_once(fresh_run, artifacts):
     parameters = read_run(fresh_run).parameters
     assert set(artifacts) == {"onnx-fp32", "onnx-fp16"} and Bundle.open(fresh_run / "bundle").manifest.loops == 2
@@ -101,6 +102,7 @@ def test_a_damaged_run_keeps_the_old_bundle(run: Path, file: str, content: bytes
     assert not list(run.glob(".bundle*"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """INT8 fails as a whole, FP16 cannot hold an activation, and the device needs JetPack; FP32 is built."""

@@ -107,6 +107,7 @@ def test_manifest_fields_of_a_language_model(run: Path) -> None:
     assert all(sha256_of(run / "bundle" / name) == sha256 for name, sha256 in bundle.files.items())
 
 
+@pytest.mark.slow
 def test_leaking_model_is_refused_or_marked(run: Path, tmp_path: Path) -> None:
     """With batch normalisation, whose running statistics are stored and are no parameters."""
     recipe = language_run.language_recipe(mode="paragraphs", causal=False, cycles=1, norm="batch")

@@ -40,6 +40,7 @@ def bundle(tmp_path: Path) -> Path:
     return tmp_path / "bundle"
 
 
+@pytest.mark.slow
 def test_every_precision_is_built(bundle: Path) -> None:
     old = sha256_of(bundle / "onnx/model.onnx")
     built = export(bundle, fp16=True, int8=True, int4=True)
@@ -149,6 +150,7 @@ def test_a_rejected_precision_names_those_that_were_not_made(bundle: Path, monke
     assert export(bundle, fp16=True)["onnx-fp16"] == ("built", None)
 
 
+@pytest.mark.slow
 def test_older_artifacts_and_reports_stay(bundle: Path) -> None:
     export(bundle, fp16=True)
     (bundle / "reports").mkdir()
@@ -161,6 +163,7 @@ def test_older_artifacts_and_reports_stay(bundle: Path) -> None:
     assert verify(Bundle.open(bundle)).exit_code == 0
 
 
+@pytest.mark.slow
 def test_weights_beside_the_graph_are_never_overwritten(tmp_path: Path) -> None:
     """One graph has a weights file of its own name, the other one with the name that its FP16 graph would have."""
     for name, status in (("net.weights", "built"), ("model_fp16.onnx_data", "rejected")):
@@ -266,6 +269,7 @@ class TestClassifiers:
             self.wrapped(folder, tmp_path / "bundle", **options)
 
 
+@pytest.mark.slow
 def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``.`` has no name for a lock or temporary folder, and the working folder is replaced."""
     monkeypatch.chdir(bundle)

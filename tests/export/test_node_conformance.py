@@ -12,6 +12,7 @@ from tests.docs.document import ROOT
 SAMPLE = 15
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the generators in onnx
 def test_a_sample_has_no_crash_and_no_silent_difference(tmp_path: Path) -> None:
     problems, passed = [], 0

@@ -37,6 +37,7 @@ def assert_verified(run: Path, expected: set[str]) -> None:
     assert not list(run.glob(".bundle*")), "temporary folders must be removed"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 def test_artifacts_that_are_not_requested_stay(run: Path) -> None:
     old = contents(run / "bundle")

@@ -309,6 +309,7 @@ def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:
     return results
 
 
+@pytest.mark.slow
 def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, tmp_path: Path) -> None:
     fused = decoder_graphs.decode.clone()
     assert RewriteRuleSet([quantize.GroupedAttention.rule()]).apply_to_model(fused) == 6  # 2 layers × 3 iterations

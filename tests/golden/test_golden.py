@@ -34,6 +34,7 @@ def read_json(path: Path) -> Any:
     return [json.loads(line) for line in text.splitlines()] if path.suffix == ".jsonl" else json.loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["small", "small-language"])
 def test_todays_code_writes_the_golden_run(name: str, request: pytest.FixtureRequest) -> None:
     fresh: Path = request.getfixturevalue("fresh_run" if name == "small" else "fresh_language_run")

@@ -369,6 +369,7 @@ def test_what_cannot_be_compared_differs_and_differences_are_relative_to_large_n
         prove("lib", [Compared("x", large / 1000, large / 1000 + 0.05)], allow_difference=False)
 
 
+@pytest.mark.slow
 def test_the_proof_is_in_the_run_the_bundle_and_the_card(tmp_path: Path) -> None:
     make_model(tmp_path / "bert", "bert", LABELS)
     run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
@@ -398,6 +399,7 @@ def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
         prove_encoder(source, run.recipe, run.reader(), session.run, progress, max_length=None, allow_difference=False)
 
 
+@pytest.mark.slow
 def test_an_unproven_import_is_marked_everywhere(tmp_path: Path) -> None:
     make_model(tmp_path / "bert", "bert", LABELS)
     run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))

@@ -42,6 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(run / "bundle").artifacts}
     once = make_model(run.parent / "once", "albert", LABELS, num_hidden_layers=1, **SIZES)
@@ -96,6 +97,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(encoder / "bundle").artifacts}
     assert {"onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-int8", "onnx-int8-trim"} <= artifacts.keys()

@@ -102,6 +102,7 @@ def test_texts_are_cut_where_sentence_transformers_cuts_them(tmp_path: Path, fil
     assert np.abs(vectors(run, TEXTS) - model.encode(TEXTS)).max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_cross_encoder_is_cut_as_it_was_saved(tmp_path: Path) -> None:
     make_cross_encoder(tmp_path / "base")
     model = saved(library.CrossEncoder(str(tmp_path / "base"), max_length=24, device="cpu"), tmp_path / "model")
@@ -170,6 +171,7 @@ def test_a_page_cuts_on_the_side_that_the_tokenizer_states(tmp_path: Path) -> No
     assert (left["ids"], left["lastRead"]) == ([101, 4, 5, 6, 102], "4 5 6 102")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["mean", pytest.param("max", marks=pytest.mark.slow)])
 def test_prompts_are_put_in_front_and_not_pooled(tmp_path: Path, pooling: str) -> None:
     model = sentence_model(tmp_path, pooling=pooling)
@@ -188,6 +190,7 @@ def test_prompts_are_put_in_front_and_not_pooled(tmp_path: Path, pooling: str) -
     assert {2} == {*mask[:, :prompt].ravel().tolist()} and 2 not in mask[:, prompt:]
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
     model = sentence_model(tmp_path, normalize=True)
     model.prompts = prompts = {"query": "question: ", "passage": "a text: "}
@@ -201,6 +204,7 @@ def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
     assert np.abs(vectors(run, TEXTS, "onnx-fp32") - model.encode(TEXTS)).max() < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "measure", ["cosine", "euclidean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dot", "manhattan"))]
 )

@@ -151,6 +151,7 @@ def test_answers_are_those_of_onnxruntime_alone(bert: Path, tmp_path: Path, form
     assert verify(bundle).exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["int32", "one row of 32 tokens", "another output", "no mask"])
 def test_every_form_is_converted(bert: Path, tmp_path: Path, form: str) -> None:
     bundle = imported(changed(bert, tmp_path / "theirs", **FORMS[form]))

@@ -275,6 +275,7 @@ def test_another_tokenizer_than_the_files_own_is_refused(smollm2: Path, tmp_path
     assert "differs in its tokens" in json.loads((again / "run.json").read_text())["proof"]["reason"]
 
 
+@pytest.mark.slow
 @needs_llama
 @pytest.mark.parametrize("kind", ["llama3", "qwen2"])
 def test_an_exact_gguf_file_is_accepted(kind: str, tmp_path: Path) -> None:

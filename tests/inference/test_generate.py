@@ -69,6 +69,7 @@ def uncached_logits(run: Path, generation: Generation, loops: Iterable[int]) -> 
     return {loop: model.logits(ids, loop)[0, generation.prompt_tokens - 1 :].numpy() for loop in loops}
 
 
+@pytest.mark.slow
 def test_text_is_streamed_up_to_the_boundary(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = PlainText(Tokenizer.from_file(str(exported / "model" / "tokenizer.json")))
     picked = [*plain.encode(" of a café ☕").ids, plain.boundary]

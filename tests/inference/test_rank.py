@@ -71,6 +71,7 @@ def vectors_of(folder: Path, texts: list[str]) -> Any:
     return np.stack([answer.vector for answer in bundle(folder, "encoder").predict(texts)])
 
 
+@pytest.mark.slow
 def test_an_embedding_model_ranks_by_cosine(folder: Path) -> None:
     queries = ["A bridge of wood", "Drink enough."]
     options = ("--file", "documents.csv", "--json")
@@ -245,6 +246,7 @@ def test_an_array_file_of_any_number_of_rows() -> None:
     assert array.shape == (12_000, 2) and array.dtype == np.float32 and array[11_999].tolist() == [11_999, -1]
 
 
+@pytest.mark.slow
 def test_prompts_of_the_command_line(folder: Path, tmp_path: Path) -> None:
     source = str(folder / "hub" / "encoder-model")
     options = ("--query-prompt", "q ", "--document-prompt", "d ", "--name", "other")

@@ -227,6 +227,7 @@ def test_a_wrong_logit_of_a_language_model_fails(language_bundle: Path, array: s
     assert parity_of(language_bundle).max_abs_error == pytest.approx(1e-3, rel=0.01)
 
 
+@pytest.mark.slow
 def test_an_exported_language_model_is_verified(tmp_path_factory: pytest.TempPathFactory) -> None:
     bundle = Bundle.open(exported_language_run(tmp_path_factory) / "bundle")
     result = verify(bundle)

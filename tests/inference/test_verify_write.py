@@ -98,6 +98,7 @@ def verify_and_record(run: Path) -> tuple[Verification, Recorded]:
     return verification, verification.recorded
 
 
+@pytest.mark.slow
 def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     _, search = profile(run)
     reason = str(search.candidates[0].reason)
@@ -146,6 +147,7 @@ def test_an_engine_that_fails_on_its_target_is_never_picked(run: Path) -> None:
     assert search.pick is None and "parity: absolute error" in str(search.candidates[0].reason)
 
 
+@pytest.mark.slow
 def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_set(*_: object, **__: object) -> None:
         raise DataError("reviews.tsv: no such file")
@@ -159,6 +161,7 @@ def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkey
     assert "compared its outputs but did not score it on the validation split" in str(search.candidates[0].reason)
 
 
+@pytest.mark.slow
 def test_nothing_is_recorded_of_complete_or_damaged_bundles(run: Path, finished_run: Path) -> None:
     _, recorded = verify_and_record(finished_run)
     assert recorded.file is None and "export already scored every artifact" in str(recorded.reason)

@@ -34,6 +34,7 @@ def check_document(name: str, outcome: Outcome) -> None:
     assert missing_keys(DOCUMENTS[name]["keys"], key_paths(json.loads(outcome.out))) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name not in SLOW])
 def test_no_json_key_disappears(outcomes: dict[str, Outcome], name: str) -> None:
     check_document(name, outcomes[name])

@@ -122,6 +122,7 @@ os.uname = lambda: os.uname_result((*uname[:4], "aarch64"))
 """
 
 
+@pytest.mark.slow
 @needs_only_path
 def test_a_pack_is_for_the_architecture_of_the_machine(
     start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path

@@ -178,6 +178,7 @@ def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
         assert second.returncode == 0, second.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("others", [[], ["--on", "local"]], ids=["machine", "machine and this one"])
 def test_ctrl_c_stops_the_job_and_writes_nothing(machine: Sshd, run: Path, others: list[str]) -> None:
     environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}

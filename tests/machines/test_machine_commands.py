@@ -36,6 +36,7 @@ def desk(machine: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     server.stop()
 
 
+@pytest.mark.slow
 def test_an_added_machine_is_listed_and_measured(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     assert "no machines in artifacts; add one" in edgeformer("machines", "list")
     assert "edgeformer profile --on robot" in edgeformer(*ADD, "robot")
@@ -84,6 +85,7 @@ def test_an_added_machine_is_calibrated(machine: Sshd, edgeformer: Edgeformer, r
     assert calibration is not None and (1, 16) in {(case.batch, case.seq) for case in calibration.validated_on}
 
 
+@pytest.mark.slow
 def test_gate_compares_on_the_machine(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     baseline = Path(shutil.copytree(run, run.with_name("before")))
     options = (*ONE_ROW, "--max-memory-growth", "off", "--max-score-loss", "off", "--max-slowdown", "900%")
@@ -98,6 +100,7 @@ def test_gate_compares_on_the_machine(machine: Sshd, edgeformer: Edgeformer, run
     assert not any((machine.root / "jobs").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_two_machines_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     """Both measure at the same time; one machine that is off hides no other."""
     arguments = ("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "desk", "--on", "127.0.0.1")
@@ -110,6 +113,7 @@ def test_two_machines_are_compared(desk: Sshd, edgeformer: Edgeformer, run: Path
     assert "small on 3 devices" in page and "kitchen-pi" in page and "desk" in page
 
 
+@pytest.mark.slow
 def test_this_machine_beside_a_machine(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     comparison = json.loads(edgeformer("profile", "small", *ONE_ROW, "--on", "kitchen-pi", "--on", "local", "--json"))
     assert [entry["name"] for entry in comparison["devices"]] == ["kitchen-pi", "local"]
@@ -118,6 +122,7 @@ def test_this_machine_beside_a_machine(machine: Sshd, edgeformer: Edgeformer, ru
     assert "without --on, this machine is used" in edgeformer("verify", "small", "--on", "local", code=2)
 
 
+@pytest.mark.slow
 def test_machines_that_are_off_or_absent(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     message = edgeformer("profile", "small", "--on", "127.0.0.1", "--on", "localhost", code=1)
     assert "127.0.0.1: " in message and "localhost: " in message and not (run / "reports").exists()
@@ -139,6 +144,7 @@ def test_hostile_addresses_are_refused(machine: Sshd, edgeformer: Edgeformer, ru
     assert machine.log.read_text() == logins and not (run / ".." / ".." / "hacked").exists()
 
 
+@pytest.mark.slow
 def test_a_report_comes_back_and_hostile_names_are_text(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     named = run.with_name("a $(touch hacked) 'b' \"c\" ;touch hacked\n#")
     run.rename(named)

@@ -206,6 +206,7 @@ worker.run_worker()
 """
 
 
+@pytest.mark.slow
 def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
 ) -> None:

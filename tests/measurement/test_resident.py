@@ -60,6 +60,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     return Bundle.open(folder)
 
 
+@pytest.mark.slow
 def test_a_shared_matrix_counts_once_also_when_verify_and_profile_repeat_it(bundle: Bundle) -> None:
     entries = add_resident(bundle, bundle.manifest).artifacts
     one, four, copies = (entry.sharing for entry in entries)

@@ -80,6 +80,7 @@ def test_epochs_that_fit_into_the_budget_are_trained(budget_s, is_first, epochs,
         assert bool(progress.containing(f"{epochs} of 10 epochs, because of the budget")) == (epochs < 10)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 def test_sigterm_ends_the_training_in_order(tmp_path: Path) -> None:
     search = _ModelSearch("x", LADDER, "host", tmp_path, tmp_path, ModelSearchOptions(), Messages())

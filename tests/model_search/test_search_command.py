@@ -49,6 +49,7 @@ def test_a_linear_model_is_found_and_kept(tmp_path: Path) -> None:
     assert other.code == 2 and "choose another --name" in other.err
 
 
+@pytest.mark.slow
 def test_unusable_requests_are_refused(tmp_path: Path) -> None:
     write_tickets(tmp_path / "tickets.csv")
     sentence = "Ada B-PER\nlived O\nin O\nUlm{} B-LOC\n\n"

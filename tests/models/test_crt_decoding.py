@@ -197,6 +197,7 @@ def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
         assert np.abs(decoder.logits(loop) - expected[loop][0, position]).max() < 1e-2 * expected[loop].std()
 
 
+@pytest.mark.slow
 def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
     decode = ADAPTER.trace(model, ("input_ids",), steps=False).decode

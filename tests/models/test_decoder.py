@@ -203,6 +203,7 @@ def test_a_teacher_that_cannot_be_folded_is_refused(
         train(student(teacher, **model), TrainOptions(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_plan_counts_the_teacher(teacher: Path, tmp_path: Path) -> None:
     recipe = student(teacher)
     alone = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": None})})

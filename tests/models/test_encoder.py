@@ -165,6 +165,7 @@ def test_recurrence_follows_the_formula(iterations: int, scale: float) -> None:
     assert torch.allclose(model(ids), model.head(model.norm(h[:, 0])), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_graphs_of_a_stacked_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model without residual (conformance checks one with it).
 

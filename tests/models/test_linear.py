@@ -112,6 +112,7 @@ def test_padding_and_other_rows_change_nothing(run: Path) -> None:
     assert torch.equal(model(ids, mask)[1:2], alone)
 
 
+@pytest.mark.slow
 def test_run_goes_through_every_command(run: Path) -> None:
     manifest, recipe = read_run(run), read_run_recipe(run)
     assert manifest.status == "finished" and manifest.steps == len(records(run, "step")) > 5
@@ -159,6 +160,7 @@ def test_planned_time_is_that_of_the_fit(tmp_path: Path) -> None:
     assert predicted.low_s / 3 < seconds < 3 * predicted.high_s
 
 
+@pytest.mark.slow
 def test_values_are_chosen_and_a_graph_of_characters_answers_alike(tmp_path: Path) -> None:
     folder = train(characters_recipe(), TrainOptions(tmp_path, name="letters"))
     manifest = read_run(folder)

@@ -258,6 +258,7 @@ def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Pa
         assert np.abs(logits - expected[exit_ - 1].numpy()).max() < 1e-4
 
 
+@pytest.mark.slow
 def test_products_of_folds_are_computed_by_xnnpack(bert: tuple[Any, Path], tmp_path: Path) -> None:
     """XNNPACK's product takes no bias that is chosen from several: the reference kernel would be 40 times slower."""
     if EXECUTORCH.missing() is not None:

@@ -190,6 +190,7 @@ def wide_report() -> Report:
     return made_report(*rows, search=search.model_copy(update={"candidates": (first, second)}))
 
 
+@pytest.mark.slow
 def test_no_table_scrolls_at_1200_pixels_and_the_status_is_visible_at_400(tab: Tab, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(html_of(wide_report()), encoding="utf-8")

@@ -219,6 +219,7 @@ class TestBuilder:
         assert without.status == "unavailable" and "no rows to calibrate with: lost" in str(without.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("copies", "reason"), [(1, None), (4, "shared weights were copied, or FP16 was widened")])
 def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
     finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, reason: str | None

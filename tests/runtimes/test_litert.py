@@ -69,6 +69,7 @@ def text(rows: int, tokens: int) -> dict[str, np.ndarray]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
+@pytest.mark.slow
 def test_fp32_is_what_torch_computes_for_every_length_and_number_of_rows(run: Path, bundle: Bundle) -> None:
     model = load_model(run)
     with bundle.session(bundle.artifact("litert-fp32"), OpenOptions(threads=1)) as opened:

@@ -64,6 +64,7 @@ def bundle(run: Path) -> Bundle:
     return Bundle.open(run / "bundle")
 
 
+@pytest.mark.slow
 def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundle) -> None:
     console = Console(file=io.StringIO(), width=400)
     console.print(artifact_table(bundle.manifest))
@@ -163,6 +164,7 @@ def test_the_file_splits_text_as_the_tokenizer_does_and_refuses_a_wrong_token(bu
         llama_library.Llama(damaged, 1, None)
 
 
+@pytest.mark.slow
 def test_profile_measures_prompt_and_tokens_with_every_runtime(run: Path) -> None:
     artifacts = ("onnx-fp32-decode", "onnx-int8-decode", "gguf-int8-decode")
     options = ProfileOptions(seqs=(16,), batches=(1,), artifacts=artifacts, runtime="all", rules=RULES, threads=(1,))

@@ -128,6 +128,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return bundle, {entry.id: entry for entry in entries}
 
 
+@pytest.mark.slow
 def test_models_take_any_batch_and_length_and_store_weights_once(built: Built, tmp_path: Path) -> None:
     bundle, entries = built
     assert [(entry.id, entry.status, entry.reason) for entry in entries.values()] == [
@@ -251,6 +252,7 @@ def test_sessions_with_other_threads_may_alternate(program: tuple[Looped, Path, 
         session.close()
 
 
+@pytest.mark.slow
 def test_a_shared_layer_is_stored_once(program: tuple[Looped, Path, Any], tmp_path: Path) -> None:
     module, path, written = program
     assert written.parameters == module.count()
@@ -299,6 +301,7 @@ def test_a_shared_layer_is_packed_once(tmp_path: Path) -> None:
     assert 4 * layer < used["no"] - used["yes"] < 6 * layer
 
 
+@pytest.mark.slow
 def test_operators_outside_xnnpack_are_named(program: tuple[Looped, Path, Any]) -> None:
     facts = program[2].engine
     assert facts["delegated"] >= 3 * 3 and facts["not_delegated"]["embedding_default"] == 1

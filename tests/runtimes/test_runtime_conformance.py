@@ -104,6 +104,7 @@ def test_every_runtime_conforms(runtime: Runtime, check) -> None:  # type: ignor
     check(runtime)
 
 
+@pytest.mark.slow
 def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_path: Path) -> None:
     """Every format that can be built or opened here gives the logits of the graph that it was built of."""
     notes: list[str] = []

@@ -193,6 +193,7 @@ def test_more_rows_than_an_engine_takes_are_answered_and_scored(classifier: Bund
     assert scored[0] == scored[1]
 
 
+@pytest.mark.slow
 def test_verify_compares_engines_on_their_card_and_records_it(bundle: Bundle) -> None:
     result = verify(bundle)
     checks = {check.artifact: check for check in result.artifacts}

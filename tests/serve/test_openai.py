@@ -81,6 +81,7 @@ def streamed(client: Any, **options: Any) -> tuple[str, list[Any]]:
 ARTIFACTS = ["torch", "onnx-fp32-decode", *(["gguf-fp16-decode"] if HAS_LLAMA else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("artifact", ARTIFACTS)
 def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> None:
     greedy = GenerateOptions(max_tokens=24, sampling=Sampling(0), artifact=artifact)

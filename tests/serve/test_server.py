@@ -146,6 +146,7 @@ def test_openapi_document_matches_the_answers(port: int) -> None:
     assert keys - set(schemas["PredictionMessage"]["properties"]) <= {"loops"}
 
 
+@pytest.mark.slow
 def test_spans_of_a_token_classifier(tmp_path: Path) -> None:
     """Offsets in the text as it was sent, also of a text that is longer than the model reads at once."""
     pytest.importorskip("transformers")

@@ -110,6 +110,7 @@ def words_of(processes: Sequence[psutil.Process]) -> str:
     return " ".join(words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "started"),
     [

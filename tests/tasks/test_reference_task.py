@@ -49,6 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_training_export_prediction_limits_and_comparisons(trained: Path) -> None:
     run, location = Run.open(trained), locate(str(trained), trained.parent)
     assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1

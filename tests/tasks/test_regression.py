@@ -180,6 +180,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(folder, "regression", data, epochs=10, select_by="spearman")
 
 
+@pytest.mark.slow
 def test_a_trained_model_is_scored_as_a_ranking_and_ranks_documents(trained: Path, tmp_path: Path) -> None:
     run = Run.open(trained)
     validation: Any = run.manifest.validation
@@ -208,6 +209,7 @@ def test_a_trained_model_is_scored_as_a_ranking_and_ranks_documents(trained: Pat
     assert "score" in shown.out and "probability" not in shown.out
 
 
+@pytest.mark.slow
 def test_an_imported_model_with_one_output_is_trained_further(tmp_path: Path) -> None:
     """Training starts from the imported head, and improves on it."""
     pytest.importorskip("transformers")

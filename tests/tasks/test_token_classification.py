@@ -111,6 +111,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(trained.folder)
 
 
+@pytest.mark.slow
 def test_the_score_survives_fp16_int8_and_trimming(run: Path) -> None:
     """Span F1 stays that of FP32, within three of the spans of 138 texts."""
     bundle = Bundle.open(run / "bundle")

@@ -117,6 +117,7 @@ def assert_same_training(run: Path, expected: Path) -> None:
     assert all(float((actual_weights[name] - tensor).abs().max()) < 1e-4 for name, tensor in expected_weights.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "sharded"), [(CLASSIFIER, False), (LANGUAGE_MODEL, True)], ids=["copies", "shards"])
 def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, sharded: bool) -> None:
     assert run_processes(tmp_path, *[with_log(task)] * 2, max_steps=STEPS, sharded=sharded) == [0, 0]
@@ -130,6 +131,7 @@ def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, shar
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "messages-0.txt", "run"]
 
 
+@pytest.mark.slow
 def test_resumed_by_another_number_of_processes(tmp_path: Path, single: dict[str, Path]) -> None:
     # --max-steps finishes a run; only an interrupted one can be resumed. The classifier's first epoch has 9 steps: a
     # resumed process validates first.
@@ -149,6 +151,7 @@ def test_parameter_without_gradient(tmp_path: Path) -> None:
     assert run_processes(tmp_path, task, task, max_steps=3) == [0, 0]
 
 
+@pytest.mark.slow
 def test_killed_process_ends_the_other(tmp_path: Path) -> None:
     task = with_log(CLASSIFIER, "training.checkpoint_minutes=1e-9", "training.epochs=500")
     processes = start(tmp_path, task, task)

@@ -63,6 +63,7 @@ def test_operations() -> None:
     assert work.parameters > 0 and len(work.kernels) > 50 and all(kernel.moved_bytes > 0 for kernel in work.kernels)
 
 
+@pytest.mark.slow
 def test_length_of_the_recipe(tmp_path: Path) -> None:
     recipe = load_recipe("recurrent_sst2")
     time = planned(recipe, cpu_with_rate(1e12), tmp_path)
@@ -88,6 +89,7 @@ def test_wrong_expected_rows_are_reported(tiny_recipe: ClassificationRecipe, tmp
         assert sum("states 200 training rows" in text and "has 320" in text for text in messages) == 1
 
 
+@pytest.mark.slow
 def test_timed_steps_on_this_host(
     tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_head_reads_normalised_vectors_of_the_unchanged_encoder(head: Path, sour
     assert "a head fitted to vectors of the unchanged encoder" in (head / "model/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_vectors_are_kept_when_interrupted(
     source: Path, head: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_encoder_learns_at_its_own_rate(source: Path) -> None:
     assert rates["embeddings.words.weight"] == 0.1 * 0.5**5
 
 
+@pytest.mark.slow
 def test_plan_of_a_head(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no step, and its vectors must fit into memory."""
     recipe = frozen_recipe(source)
@@ -189,6 +191,7 @@ def test_settings_without_meaning_are_refused(source: Path, changes: list[str], 
         frozen_recipe(source, *changes)
 
 
+@pytest.mark.slow
 def test_real_encoder(data_folder: Path, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some tweets suffice for more than the largest class, in INT8 too; the run teaches a linear model."""
     monkeypatch.setenv("EDGEFORMER_CACHE", str(minilm.parents[1]))

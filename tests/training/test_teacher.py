@@ -61,6 +61,7 @@ def taught(name: str, settings: list[str], teacher: Path, further: Path, *change
     return load_recipe(name, [*settings, f"training.teacher={teacher}", unlabelled, *changes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), [("linear_sst2", [DATA]), ("quickstart", ENCODER)])
 def test_student_learns_from_texts_without_labels(
     name: str, settings: list[str], teacher: Path, further: Path, tmp_path: Path

@@ -89,6 +89,7 @@ def measure(tab: Tab, artifacts: Sequence[str], seqs: str = "8, 16", **values: s
     return Report.model_validate_json(content, strict=False)
 
 
+@pytest.mark.slow
 def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab: Tab) -> None:
     texts = [*SENTENCES, TOO_LONG]
     full_length = len(Bundle.open(CLASSIFIER).reader().tokenizer.encode(TOO_LONG).ids)
@@ -117,6 +118,7 @@ def test_page_answers_as_predict_does_and_requests_nothing_else(site: Path, tab:
         assert any("Content Security Policy" in complaint for complaint in tab.complaints)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["words", "characters"])
 def test_linear_model_answers_as_predict_does(algorithm: str, libraries: Path, tab: Tab, tmp_path: Path) -> None:
     """Words by Unicode classes, and integer arithmetic, in another library each."""
@@ -134,6 +136,7 @@ def test_linear_model_answers_as_predict_does(algorithm: str, libraries: Path, t
     assert tab.complaints == []
 
 
+@pytest.mark.slow
 def test_spans_are_marked_as_predict_finds_them(libraries: Path, tab: Tab, tmp_path: Path) -> None:
     """In a text of emoji and accents, and in one that is longer than the model reads at once."""
     pytest.importorskip("transformers")
@@ -183,6 +186,7 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
         assert "Write something" in answer(tab, "onnx-fp32", "one", " ")["message"]
 
 
+@pytest.mark.slow
 def test_measured_report_is_accepted_by_profile_and_compare(
     site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer
 ) -> None:
@@ -223,6 +227,7 @@ def test_measured_report_is_accepted_by_profile_and_compare(
     assert compared["a"]["measured_on"] == f"a <b>phone</b>, in {report.host['browser']}"
 
 
+@pytest.mark.slow
 def test_isolated_page_has_threads_and_an_insecure_page_works(site: Path, tab: Tab) -> None:
     with served(tab, site, SHORT, ISOLATED):
         cores = tab.run("navigator.hardwareConcurrency")
@@ -245,6 +250,7 @@ def language_site(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.slow
 def test_language_model_is_measured(language_site: Path, tab: Tab) -> None:
     """It has external weights and takes no mask."""
     with served(tab, language_site, SHORT):
@@ -266,6 +272,7 @@ def written(tab: Tab, artifact: str, text: str, tokens: int, temperature: float 
     return answer
 
 
+@pytest.mark.slow
 def test_language_model_writes_as_generate_does(language_site: Path, tab: Tab) -> None:
     """Caches of attention and convolutions, in every precision; greedily the same text, and it can be stopped."""
     writers = ["onnx-fp32-decode", "onnx-int8-decode", "onnx-fp16-decode"]

@@ -118,6 +118,7 @@ process.stdout.write(JSON.stringify(answers));
 """
 
 
+@pytest.mark.slow
 def test_the_page_computes_pairs_as_python(tmp_path: Path, libraries: Path) -> None:
     make_model(tmp_path / "bert", "bert", ("no", "yes"))
     run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
