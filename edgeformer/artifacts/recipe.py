@@ -12,7 +12,6 @@ from typing_extensions import Self
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import (
-    DataConfig,
     DataSection,
     Name,
     PositiveFloat,
@@ -323,7 +322,8 @@ class Recipe(Frozen):
     @property
     def classes(self) -> int | None:
         """Number of outputs for a text or token: its classes, or 1 for a number; None: neither labels nor numbers."""
-        return max(1, len(self.data.classes)) if isinstance(self.data, DataConfig) else None
+        classes: tuple[str, ...] | None = getattr(self.data, "classes", None)
+        return max(1, len(classes)) if classes is not None else None
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML, with every default written out."""

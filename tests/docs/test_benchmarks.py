@@ -47,8 +47,8 @@ def test_skipped_and_unknown_cases(tmp_path: Path, capsys: pytest.CaptureFixture
     (result,) = read_cases(tmp_path).values()
     assert result["status"] == "skipped" and str(result["reason"]).startswith("needs ")
     assert "hugging_face_trainer: skipped: needs " in capsys.readouterr().out
-    assert bench.main(only="floors,waiting", minutes=0, out=tmp_path) == 0
-    assert {case["reason"] for case in read_cases(tmp_path).values()} == {"no time is left"}
+    assert bench.main(only="floors,waiting", minutes=0, out=tmp_path / "later") == 0
+    assert {case["reason"] for case in read_cases(tmp_path / "later").values()} == {"no time is left"}
     with pytest.raises(typer.BadParameter, match="unknown nothing; there are waiting, floors"):
         bench.main(only="nothing", out=tmp_path)
 
