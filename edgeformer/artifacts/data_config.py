@@ -389,6 +389,11 @@ class DataConfig(DataSection):
     )
 
     @property
+    def outputs(self) -> int:
+        """Numbers that a model returns for a text or token: one per class, or a single one without classes."""
+        return max(1, len(self.classes))
+
+    @property
     def test_set(self) -> str:
         """Name of the protocol's own test set."""
         return "test" if self.split in ("imported", "stratified") else self.split

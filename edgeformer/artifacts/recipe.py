@@ -322,8 +322,7 @@ class Recipe(Frozen):
     @property
     def classes(self) -> int | None:
         """Number of outputs for a text or token: its classes, or 1 for a number; None: neither labels nor numbers."""
-        classes: tuple[str, ...] | None = getattr(self.data, "classes", None)
-        return max(1, len(classes)) if classes is not None else None
+        return getattr(self.data, "outputs", None)
 
     def to_yaml(self) -> str:
         """Return the resolved recipe as YAML, with every default written out."""
