@@ -147,6 +147,7 @@ def test_torch(finished_run: Path, tmp_path: Path) -> None:
     assert parameters == read_run(finished_run).parameters
 
 
+@pytest.mark.slow
 @pytest.mark.node
 def test_onnxruntime_node(bundle: Path, node: Path) -> None:
     texts = [*SENTENCES, TOO_LONG]

@@ -78,6 +78,7 @@ def test_a_calibrated_profile_has_measured_facts_and_fitted_rates(calibrated: De
         assert case.estimated_ms is not None and abs(math.log2(case.estimated_ms / case.measured_ms)) < 1.5
 
 
+@pytest.mark.slow
 def test_estimates_are_compared_with_measurements(tiny: Path, calibrated: DeviceProfile) -> None:
     device = validate(tiny, calibrated, [(1, 16), (8, 16)], rules=RULES)
     cases = device.calibration.validated_on

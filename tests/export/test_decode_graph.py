@@ -51,6 +51,7 @@ def test_the_head_of_the_step_artifact_has_8_bits_as_in_the_other_graphs() -> No
     assert bits == {"embed": set(), "loop": {4}, "readout": {8}, "decode": {4, 8}}
 
 
+@pytest.mark.slow
 def test_a_page_leaves_keys_and_values_in_int8_out(bundle, tmp_path, monkeypatch):
     """Earlier versions could export such graphs."""
     inputs = bundle.artifact("onnx-int8-decode").inputs

@@ -47,6 +47,7 @@ def test_both_precisions_are_close_and_store_every_weight_once(fresh_run, artifa
     assert halved == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_audit_sees_weights_that_were_copied_or_hidden_in_constants(fresh_run: Path) -> None:
     graph = onnx.load(str(fresh_run / "bundle" / "onnx" / "model.onnx"), load_external_data=False)
     unique = read_run(fresh_run).parameters
@@ -127,6 +128,7 @@ def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pyte
     assert files == {"model.onnx"}, "a client would open a rejected graph by its name"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 def test_after_a_rejected_artifact_nothing_is_built(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []

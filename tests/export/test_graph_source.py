@@ -102,6 +102,7 @@ ODD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ODD)
 def test_a_weight_that_must_stay_fp32_blocks_no_other(tmp_path: Path, name: str) -> None:
     shapes: dict[str, tuple[int | str, ...]] = {"x": (32, 32)} if name == "two roles" else {"x": (1, 32)}

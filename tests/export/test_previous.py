@@ -94,6 +94,7 @@ def damaged_manifest(run: Path) -> str:
     return "bundle.json: damaged"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.parametrize("harm", [other_weights, damaged_file, strange_file, damaged_manifest])
 def test_losses_are_listed_and_need_replace(run: Path, harm: Callable[[Path], str]) -> None:

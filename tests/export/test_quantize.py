@@ -318,6 +318,7 @@ def test_fused_attention_of_a_decoder_computes_the_same(decoder_graphs: Graphs, 
         np.testing.assert_allclose(result, exact, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "bits", "tolerance"), [("int8", {8: 30}, 0.05), ("int4", {4: 30}, 0.5)])
 def test_a_decoders_weights_have_blocks_and_its_head_8_bits(precision, bits, tolerance, decoder_graphs, tmp_path):
     quantized = quantize.quantized_graphs(decoder_graphs, precision)

@@ -64,6 +64,7 @@ def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) ->
             assert (artifact.status == "built") == (missing <= 1.5 / 64), artifact.reason
 
 
+@pytest.mark.slow
 def test_bundle_verifies_and_predicts(run: Path, tmp_path: Path) -> None:
     checked = verify(Bundle.open(run / "bundle"))
     built = {artifact.id for artifact in Bundle.open(run / "bundle").built() if artifact.is_graph}
@@ -111,6 +112,7 @@ def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     assert trimmed.score.similarity < artifacts["onnx-int8"].score.similarity  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, tmp_path: Path) -> None:
     """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
     baseline = Bundle.open(encoder / "bundle")

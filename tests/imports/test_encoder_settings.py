@@ -118,6 +118,7 @@ def test_a_cross_encoder_is_cut_as_it_was_saved(tmp_path: Path) -> None:
     assert scores == pytest.approx([document["score"] for document in expected], abs=TOLERANCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
 def test_texts_are_cut_on_the_side_that_the_tokenizer_states(tmp_path: Path, kind: str, side: str) -> None:

@@ -167,6 +167,7 @@ def slow_down(monkeypatch: pytest.MonkeyPatch, *, early_exit: bool) -> None:
     monkeypatch.setattr(StepSession, "run", slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early_exit", [True, False])
 def test_early_exit_is_recommended_where_it_is_faster(
     bundle: Path, held_out: HeldOut, edgeformer: Edgeformer, monkeypatch: pytest.MonkeyPatch, early_exit: bool

@@ -96,6 +96,7 @@ def test_an_embedding_model_ranks_by_cosine(folder: Path) -> None:
     assert [d.text for d in ranked] == [d["text"] for d in document["rankings"][0]["documents"]]
 
 
+@pytest.mark.slow
 def test_a_task_of_another_package_that_extends_embeddings_ranks(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "artifacts" / "encoder" / "bundle", tmp_path / "passages")
     copied = Bundle.open(tmp_path / "passages")

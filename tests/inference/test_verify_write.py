@@ -138,6 +138,7 @@ def test_a_record_of_another_build_is_stale(run: Path) -> None:
     assert "is ignored" in edgeformer("verify", str(run), cwd=run).out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_answers")
 def test_an_engine_that_fails_on_its_target_is_never_picked(run: Path) -> None:
     verification, recorded = verify_and_record(run)

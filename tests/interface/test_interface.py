@@ -61,6 +61,7 @@ def test_models_of_a_gate_have_every_key() -> None:
     assert set(keys) <= fields
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("outcomes")
 @pytest.mark.parametrize(("line", "code"), EXIT_CODES.items())
 def test_exit_codes_stay(workplace: Path, line: str, code: int) -> None:

@@ -17,6 +17,7 @@ from tests.fakes.install import MODELS, installed
 from tests.models import conformance
 from tests.models.conformance import Case
 
+SLOW = ("check_graphs", "check_fp16")
 CHECKS = {name: check for name, check in vars(conformance).items() if name.startswith("check_")}
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -93,7 +94,10 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(recipe_of(model_spec, model_spec.tasks[0], **changes), tmp_path_factory.mktemp("cache"))
 
 
-@pytest.mark.parametrize("check", CHECKS.values(), ids=CHECKS)
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, check in CHECKS.items()],
+)
 def test_model(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
     check(case, *([tmp_path] if len(inspect.signature(check).parameters) > 1 else []))
 

@@ -83,6 +83,7 @@ def test_fp32_is_what_torch_computes_for_every_length_and_number_of_rows(run: Pa
             np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_every_artifact_is_judged_and_stores_weights_once(bundle: Bundle) -> None:
     for id_ in ("litert-fp32", "litert-fp32-exit1", "litert-int8", "litert-int8-exit1"):
         artifact, graph = bundle.artifact(id_), bundle.artifact(id_.replace("litert", "onnx"))

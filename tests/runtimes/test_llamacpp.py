@@ -137,6 +137,7 @@ def test_an_f32_file_is_judged_without_the_rounding_of_the_cache(changes: dict[s
     assert differences[True] < 2e-5 < 1e-3 < differences[False]
 
 
+@pytest.mark.slow
 def test_it_writes_torchs_greedy_text_one_after_the_other(run: Path) -> None:
     options = GenerateOptions(max_tokens=40, sampling=Sampling(temperature=0.0))
     location, names = locate(str(run), run.parent), ("gguf-fp16-decode", "onnx-fp32-decode", "torch")

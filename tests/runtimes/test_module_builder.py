@@ -156,6 +156,7 @@ def test_models_take_any_batch_and_length_and_store_weights_once(built: Built, t
     assert entries["coreml-int8"].quantized == {"weights": 2}  # of more than 2,048 numbers: table and layer
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "darwin", reason="Core ML runs here")
 def test_it_runs_on_apple_devices_only(built: Built) -> None:
     bundle, entries = built
@@ -204,6 +205,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Looped, Path, Any
     return module, path, write_program(module, path)
 
 
+@pytest.mark.slow
 def test_it_takes_any_batch_and_length_up_to_the_largest_and_nothing_else(program: tuple[Looped, Path, Any]) -> None:
     module, path, _ = program
     with executorch.ExecuTorchSession(path, entry(), threads=1) as session:

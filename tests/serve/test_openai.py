@@ -112,6 +112,7 @@ def test_tokens_exit_by_the_cosine(tmp_path: Path) -> None:
         assert client.completions.create(**options).choices[0].text == early.text
 
 
+@pytest.mark.slow
 def test_a_template_that_cannot_be_read_only_disables_chats(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "looped", ignore=shutil.ignore_patterns("bundle")))
     path = copy / "model" / "tokenizer_config.json"

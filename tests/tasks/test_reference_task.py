@@ -76,6 +76,7 @@ def test_training_export_prediction_limits_and_comparisons(trained: Path) -> Non
     assert (compared.status, compared.change) == ("pass", 0.0)
 
 
+@pytest.mark.slow
 def test_a_linear_classifier_learns_it(trained: Path, tmp_path: Path) -> None:
     source = trained.parents[1] / "rated.tsv"
     data = f"parts: {{train: [{{kind: file, path: {source}}}]}}, labels: [{', '.join(RATINGS)}], split: stratified"

@@ -131,6 +131,7 @@ def test_the_score_survives_fp16_int8_and_trimming(run: Path) -> None:
     assert trimmed.status == "built" and trimmed.validation is not None and trimmed.vocabulary is not None
 
 
+@pytest.mark.slow
 def test_spans_of_long_texts(run: Path) -> None:
     """Windows make the answers of the sentences of a text, each where it is in the text; and no span twice."""
     texts: list[Any] = [" ".join(map(str, sentences(12, seed))) for seed in range(5)]

@@ -242,6 +242,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return artifacts / "run"
 
 
+@pytest.mark.slow
 @needs_fork
 @pytest.mark.parametrize("share", [0.02, 0.6])
 def test_killed_at_a_change_on_disk(tmp_path: Path, uninterrupted: Path, share: float) -> None:
