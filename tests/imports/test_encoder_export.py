@@ -28,6 +28,8 @@ from edgeformer.run import Run, locate
 from tests.cli.run_cli import edgeformer, run_json
 from tests.export.hf_models import make_model, sentence_transformers
 
+pytestmark = pytest.mark.slow
+
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "embedding_size": 32}
 LABELS = ("no", "perhaps", "yes")
 
@@ -42,7 +44,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.slow
 def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(run / "bundle").artifacts}
     once = make_model(run.parent / "once", "albert", LABELS, num_hidden_layers=1, **SIZES)
@@ -64,7 +65,6 @@ def test_every_precision_is_judged_and_stores_every_parameter_once(run: Path) ->
             assert (artifact.status == "built") == (missing <= 1.5 / 64), artifact.reason
 
 
-@pytest.mark.slow
 def test_bundle_verifies_and_predicts(run: Path, tmp_path: Path) -> None:
     checked = verify(Bundle.open(run / "bundle"))
     built = {artifact.id for artifact in Bundle.open(run / "bundle").built() if artifact.is_graph}
@@ -98,7 +98,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.slow
 def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     artifacts = {artifact.id: artifact for artifact in Bundle.open(encoder / "bundle").artifacts}
     assert {"onnx-fp32", "onnx-fp32-exit1", "onnx-fp32-step", "onnx-int8", "onnx-int8-trim"} <= artifacts.keys()
@@ -112,7 +111,6 @@ def test_vectors_are_judged_by_pairs_and_by_fp32(encoder: Path) -> None:
     assert trimmed.score.similarity < artifacts["onnx-int8"].score.similarity  # type: ignore[union-attr]
 
 
-@pytest.mark.slow
 def test_gate_scores_pairs_outside_the_candidates_training_data(encoder: Path, tmp_path: Path) -> None:
     """The candidate has another test set; its training texts hold the first text of pair 0, the second of pair 3."""
     baseline = Bundle.open(encoder / "bundle")
@@ -166,7 +164,6 @@ def test_vectors_are_compared_on_the_command_line(encoder: Path, tmp_path: Path)
         assert refused.code == 2 and message in " ".join(refused.err.split()), refused.err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["xlm-roberta", "mpnet", "deberta-v2", "modernbert"])
 def test_encoders_from_source_to_estimate(tmp_path: Path, kind: str) -> None:
     """Import, fine-tune (folded where layers can be shared), export in every precision, verify, profile."""

@@ -31,6 +31,8 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from tests.export import hf_models
 from tests.export.hf_models import make_model
 
+pytestmark = pytest.mark.slow
+
 LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
 WITH_TYPES: dict[str, dict[str, Any]] = {
@@ -87,7 +89,6 @@ def computed_logits(run: Path, texts: list[Text], artifact: Path | None = None) 
 SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in WITH_TYPES if kind != "bert"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", *SLOW_KINDS])
 def test_token_types_follow_the_sequences(tmp_path: Path, kind: str) -> None:
     """Also where a text contains separators: in torch, in every graph, in predictions of the bundle."""
@@ -147,7 +148,6 @@ PADDED: list[Text] = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changes", "special"),
     [
@@ -175,7 +175,6 @@ def test_positions_count_tokens_other_than_padding(
     assert np.abs(computed_logits(run, PADDED, run / "bundle" / "onnx" / "model.onnx") - expected).max() < CLOSE
 
 
-@pytest.mark.slow
 def test_trimmed_positions_count_the_same_tokens(tmp_path: Path) -> None:
     """Trimming renumbers the token that counts no position."""
     texts: list[Text] = [*hf_models.SENTENCES[:12]]
@@ -224,7 +223,6 @@ def earlier_run(folder: Path, kind: str) -> Path:
     return run
 
 
-@pytest.mark.slow
 def test_runs_with_a_separator_compute_as_before(tmp_path: Path) -> None:
     """Types of earlier runs follow the separators of the tokens, whatever the tokenizer states."""
     run = earlier_run(tmp_path, "bert")

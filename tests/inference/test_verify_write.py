@@ -33,6 +33,8 @@ from tests.fakes.install import installed
 from tests.inference.golden_bundle import change
 from tests.measurement.measuring_child import RULES
 
+pytestmark = pytest.mark.slow
+
 ENGINE = "onnx-reference-fp32"
 
 
@@ -98,7 +100,6 @@ def verify_and_record(run: Path) -> tuple[Verification, Recorded]:
     return verification, verification.recorded
 
 
-@pytest.mark.slow
 def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     _, search = profile(run)
     reason = str(search.candidates[0].reason)
@@ -119,7 +120,6 @@ def test_a_search_picks_an_engine_after_verify_write(run: Path) -> None:
     assert f"recorded: {ENGINE} on {written['device']}: verified" in printed and "targets.json" in printed
 
 
-@pytest.mark.slow
 def test_a_record_of_another_build_is_stale(run: Path) -> None:
     verify_and_record(run)
     targets = (run / "bundle" / "targets.json").read_bytes()
@@ -138,7 +138,6 @@ def test_a_record_of_another_build_is_stale(run: Path) -> None:
     assert "is ignored" in edgeformer("verify", str(run), cwd=run).out
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("wrong_answers")
 def test_an_engine_that_fails_on_its_target_is_never_picked(run: Path) -> None:
     verification, recorded = verify_and_record(run)
@@ -148,7 +147,6 @@ def test_an_engine_that_fails_on_its_target_is_never_picked(run: Path) -> None:
     assert search.pick is None and "parity: absolute error" in str(search.candidates[0].reason)
 
 
-@pytest.mark.slow
 def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read_set(*_: object, **__: object) -> None:
         raise DataError("reviews.tsv: no such file")
@@ -162,7 +160,6 @@ def test_without_the_data_an_engine_is_compared_but_not_scored(run: Path, monkey
     assert "compared its outputs but did not score it on the validation split" in str(search.candidates[0].reason)
 
 
-@pytest.mark.slow
 def test_nothing_is_recorded_of_complete_or_damaged_bundles(run: Path, finished_run: Path) -> None:
     _, recorded = verify_and_record(finished_run)
     assert recorded.file is None and "export already scored every artifact" in str(recorded.reason)

@@ -32,6 +32,8 @@ from edgeformer.runtimes.litert.session import LiteRTSession
 from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
 from tests.export import graphs
 
+pytestmark = pytest.mark.slow
+
 SHAPES = [(1, 16), (8, 16), (1, 64)]
 """Signatures of the tests' files: converting each takes seconds."""
 UNUSED = 32
@@ -69,7 +71,6 @@ def text(rows: int, tokens: int) -> dict[str, np.ndarray]:
     return {"input_ids": ids * mask, "attention_mask": mask}
 
 
-@pytest.mark.slow
 def test_fp32_is_what_torch_computes_for_every_length_and_number_of_rows(run: Path, bundle: Bundle) -> None:
     model = load_model(run)
     with bundle.session(bundle.artifact("litert-fp32"), OpenOptions(threads=1)) as opened:
@@ -83,7 +84,6 @@ def test_fp32_is_what_torch_computes_for_every_length_and_number_of_rows(run: Pa
             np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_every_artifact_is_judged_and_stores_weights_once(bundle: Bundle) -> None:
     for id_ in ("litert-fp32", "litert-fp32-exit1", "litert-int8", "litert-int8-exit1"):
         artifact, graph = bundle.artifact(id_), bundle.artifact(id_.replace("litert", "onnx"))

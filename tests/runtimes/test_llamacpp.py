@@ -38,7 +38,7 @@ from edgeformer.runtimes.runtime import BuildJob, Target
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
 from tests.measurement.measuring_child import RULES
 
-pytestmark = pytest.mark.skipif(
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(]
     util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None,
     reason="the extra llamacpp is not installed, which writes and runs GGUF files",
 )
@@ -64,7 +64,6 @@ def bundle(run: Path) -> Bundle:
     return Bundle.open(run / "bundle")
 
 
-@pytest.mark.slow
 def test_every_precision_is_a_file_for_whole_texts_and_for_writing(bundle: Bundle) -> None:
     console = Console(file=io.StringIO(), width=400)
     console.print(artifact_table(bundle.manifest))
@@ -137,7 +136,6 @@ def test_an_f32_file_is_judged_without_the_rounding_of_the_cache(changes: dict[s
     assert differences[True] < 2e-5 < 1e-3 < differences[False]
 
 
-@pytest.mark.slow
 def test_it_writes_torchs_greedy_text_one_after_the_other(run: Path) -> None:
     options = GenerateOptions(max_tokens=40, sampling=Sampling(temperature=0.0))
     location, names = locate(str(run), run.parent), ("gguf-fp16-decode", "onnx-fp32-decode", "torch")
@@ -165,7 +163,6 @@ def test_the_file_splits_text_as_the_tokenizer_does_and_refuses_a_wrong_token(bu
         llama_library.Llama(damaged, 1, None)
 
 
-@pytest.mark.slow
 def test_profile_measures_prompt_and_tokens_with_every_runtime(run: Path) -> None:
     artifacts = ("onnx-fp32-decode", "onnx-int8-decode", "gguf-int8-decode")
     options = ProfileOptions(seqs=(16,), batches=(1,), artifacts=artifacts, runtime="all", rules=RULES, threads=(1,))
