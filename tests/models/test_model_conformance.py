@@ -17,7 +17,7 @@ from tests.fakes.install import MODELS, installed
 from tests.models import conformance
 from tests.models.conformance import Case
 
-SLOW = ("check_graphs", "check_fp16")
+SLOW = ("check_graphs", "check_fp16", "check_shared_weights")
 CHECKS = {name: check for name, check in vars(conformance).items() if name.startswith("check_")}
 
 SIZES: dict[str, dict[str, Any]] = {
