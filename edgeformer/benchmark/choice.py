@@ -114,7 +114,7 @@ def choose(
                 judged = judged or on_device
             elif not usable:
                 judged = []
-            checks = artifact_checks(judged or [absent], requirements, is_whole_text)
+            checks = artifact_checks(judged or [absent], requirements, is_whole_text, per_call=True)
             score = _score_of(artifact, row.provider, scored_manifest, metric, records.get(artifact.id))
             candidates.append(_candidate(artifact, row, checks, score, metric, bound, minimize))
     # 3. Pick one.

@@ -236,7 +236,7 @@ def _report(
         if choice.pick is None:
             verdict = check_budget(judged, requirements, whole_texts).model_copy(update={"status": "fail"})
         else:
-            verdict = verdict_of(choice.candidates[choice.pick].checks, requirements)
+            verdict = verdict_of(choice.candidates[choice.pick].checks, requirements, has_rows=True)
 
     # 3. Notes.
     if is_interrupted:  # nothing was judged

@@ -32,11 +32,11 @@ def check_budget(rows: Sequence[Row], requirements: Requirements, whole_texts: C
     checks: list[Check] = []
     for artifact in dict.fromkeys(row.artifact for row in rows):
         artifact_rows = [row for row in rows if row.artifact == artifact]
-        checks += artifact_checks(artifact_rows, requirements, artifact in whole_texts, artifact not in exempt)
+        checks += artifact_checks(artifact_rows, requirements, artifact in whole_texts, per_call=artifact not in exempt)
     return verdict_of(checks, requirements, has_rows=bool(rows))
 
 
-def verdict_of(checks: Sequence[Check], requirements: Requirements, *, has_rows: bool = True) -> Verdict:
+def verdict_of(checks: Sequence[Check], requirements: Requirements, *, has_rows: bool) -> Verdict:
     """Sum up checks: ``fail`` outweighs ``unknown``, which outweighs ``pass``; without a check it is unknown."""
     statuses = {check.status for check in checks} or {"unknown"}
     judged = tuple(dict.fromkeys(check.name for check in checks if check.status != "unknown"))
@@ -81,7 +81,7 @@ def judged_rows(rows: Sequence[Row], shape: Shape, requirements: Requirements, i
 
 
 def artifact_checks(
-    rows: Sequence[Row], requirements: Requirements, is_whole_text: bool, per_call: bool = True
+    rows: Sequence[Row], requirements: Requirements, is_whole_text: bool, *, per_call: bool
 ) -> list[Check]:
     """Return the checks of one artifact with the provider and thread count that meet most limits, then the fastest.
 

@@ -217,6 +217,16 @@ def test_limits_are_judged_and_ranked_at_their_shapes() -> None:
     assert limits().compared_shape == (1, 128) and limits(*at_command).compared_shape == (8, 64)
 
 
+def test_a_shape_of_the_profile_is_explained_where_it_is_judged_and_a_score_is_no_limit_of_a_row() -> None:
+    note, rows = "the model reads 128 tokens at most", [row(), row(batch=8, seq=64)]
+    budget = limits(Limit("latency", 9.0, (8, 64)), Limit("score", 0.9, None), shape_note=note, memory=None)
+    result = [(check.name, check.batch, check.reason) for check in check_budget(rows, budget).checks]
+    latency = [("latency", 1, f"p50 at 1×128: {note}"), ("latency", 8, "p50 at 8×64")]
+    assert result == [("size", None, None), *latency]
+    budget = limits(Limit("latency", 9.0, (1, 128)), latency=None, memory=None, shape_note=note)
+    assert check_budget(rows, budget).checks[1].reason == f"p50 at 1×128: {note}"
+
+
 def test_notes_name_missing_limits_and_exempt_graphs() -> None:
     bare = {"size": None, "latency": None, "memory": None}
     (note,) = verdict_notes(check_budget([row()], limits(**bare)), ())
