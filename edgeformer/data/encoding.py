@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from edgeformer.data.storage import StoredRows
 
 _CHUNK = 2048
+_PROBED_FROM = 128
+"""Up to so many texts, the types of their tokens are looked at; with more, those of a probe are, once."""
 
 
 @dataclass(frozen=True)
@@ -111,13 +113,15 @@ def encode_texts(
     pieces, types = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int8)]
     lengths: list[int] = []
     truncated: list[bool] = []
-    has_types = states_types(tokenizer, any(not isinstance(text, str) for text in texts))
+    is_request = len(texts) <= _PROBED_FROM  # looking at its own types takes less time than a probe
+    has_types = not is_request and states_types(tokenizer, any(not isinstance(text, str) for text in texts))
     with cutting(tokenizer, max_length):
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
             lengths.extend(map(len, rows))
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
+            has_types = has_types or (is_request and any(any(encoding.type_ids) for encoding in encodings))
             if has_types:
                 stated = itertools.chain.from_iterable(encoding.type_ids for encoding in encodings)
                 types.append(np.fromiter(stated, dtype=np.int8))
