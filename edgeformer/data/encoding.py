@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from edgeformer.data.storage import StoredRows
 
 _CHUNK = 2048
-_PROBED_FROM = 128
-"""Up to so many texts, the types of their tokens are looked at; with more, those of a probe are, once."""
+_FEW_TEXTS = 128
+"""Up to so many texts, each is read for token types; for more, one probe takes less time."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +113,15 @@ def encode_texts(
     pieces, types = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int8)]
     lengths: list[int] = []
     truncated: list[bool] = []
-    is_request = len(texts) <= _PROBED_FROM  # looking at its own types takes less time than a probe
-    has_types = not is_request and states_types(tokenizer, any(not isinstance(text, str) for text in texts))
+    are_few = len(texts) <= _FEW_TEXTS
+    has_types = not are_few and states_types(tokenizer, any(not isinstance(text, str) for text in texts))
     with cutting(tokenizer, max_length):
         for start in range(0, len(texts), _CHUNK):
             encodings = tokenizer.encode_batch_fast(list(texts[start : start + _CHUNK]))
             rows = [encoding.ids for encoding in encodings]
             lengths.extend(map(len, rows))
             pieces.append(np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32))
-            has_types = has_types or (is_request and any(any(encoding.type_ids) for encoding in encodings))
+            has_types = has_types or (are_few and any(any(encoding.type_ids) for encoding in encodings))
             if has_types:
                 stated = itertools.chain.from_iterable(encoding.type_ids for encoding in encodings)
                 types.append(np.fromiter(stated, dtype=np.int8))
