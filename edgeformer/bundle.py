@@ -240,7 +240,6 @@ def checksum_files(
 
 def seal(folder: Path, manifest: BundleManifest) -> BundleManifest:
     """Write bundle.json with its own checksum, and return the manifest as written."""
-
     unsealed = as_json(manifest.model_copy(update={"manifest_sha256": _ZEROS}))
     sealed = manifest.model_copy(update={"manifest_sha256": hashlib.sha256(unsealed.encode()).hexdigest()})
     write_text(folder / workspace.BUNDLE_FILE, as_json(sealed))

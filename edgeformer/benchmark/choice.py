@@ -275,14 +275,9 @@ def _score_of(
 
 
 def _candidate(
-    artifact: ArtifactManifest,
-    row: Row,
-    checks: Sequence[Check],
-    score: CandidateScore | str,
-    metric: Metric,
-    bound: float | None,
-    minimize: str,
-) -> Candidate:
+    artifact: ArtifactManifest, row: Row, checks: Sequence[Check], score: CandidateScore | str, metric: Metric,
+    bound: float | None, minimize: str,
+) -> Candidate:  # fmt: skip
     """Return a candidate; ``row`` has its costs, or the reason why they are not known."""
     # 1. Objections: no score, no time, or a limit that is not kept.
     figures = figures_of(row)

@@ -85,18 +85,12 @@ def named_baseline(path: Path) -> tuple[Bundle, list[str]]:
 
 
 def gate_bundles(
-    location: Location,
-    baseline: Bundle,
-    device: DeviceProfile,
-    options: ProfileOptions,
-    gate_options: GateOptions,
-    progress: Progress = SILENT,
-    notes: Sequence[str] = (),
-) -> Gate:
+    location: Location, baseline: Bundle, device: DeviceProfile, options: ProfileOptions, gate_options: GateOptions,
+    progress: Progress = SILENT, notes: Sequence[str] = (),
+) -> Gate:  # fmt: skip
     """Compare a bundle with its baseline, on this host.
 
     The device's budget sets the shape if ``options`` do not. ``notes`` on the baseline are those of the gate, too.
-
     Raises ArtifactError: a bundle, or a file that is needed, is missing, truncated or changed; InputError: the two are
     of different tasks, neither has a named artifact, or the file of ``eval_data`` cannot be used.
     """
@@ -170,26 +164,15 @@ def gate_bundles(
     statuses = {check.status for check in checks}
     return Gate(
         status=next((status for status in _STATUSES if status in statuses), "undecided"),
-        candidate=str(candidate.folder),
-        baseline=str(baseline.folder),
-        host=describe_host(),
-        created=now(),
-        seconds=time.perf_counter() - start_s,
-        error=gate_options.error,
-        checks=tuple(checks),
-        notes=tuple(notes),
-    )
+        candidate=str(candidate.folder), baseline=str(baseline.folder), host=describe_host(), created=now(),
+        seconds=time.perf_counter() - start_s, error=gate_options.error, checks=tuple(checks), notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _compare_pairs(
-    sides: tuple[Bundle, Bundle],
-    pairs: Sequence[ArtifactPair],
-    request: Request,
-    shapes: Sequence[Shape],
-    options: GateOptions,
-    gpu_uuid: str | None,
-    progress: Progress,
-) -> list[GateCheck]:
+    sides: tuple[Bundle, Bundle], pairs: Sequence[ArtifactPair], request: Request, shapes: Sequence[Shape],
+    options: GateOptions, gpu_uuid: str | None, progress: Progress,
+) -> list[GateCheck]:  # fmt: skip
     """Return all checks of the artifacts that both have. A damaged file is an error before anything is measured."""
     # 1. Files, as the manifests record them
     old, new = sides
@@ -243,12 +226,9 @@ def _compare_pairs(
 
 
 def timed_checks(
-    both: ArtifactPair,
-    pair: Pair,
-    options: GateOptions,
-    error: float,
+    both: ArtifactPair, pair: Pair, options: GateOptions, error: float,
     advance: Callable[[Pairing], None] = lambda _: None,
-) -> list[GateCheck]:
+) -> list[GateCheck]:  # fmt: skip
     """Measure both in turns; return latency and memory, or latency alone if a side cannot be measured.
 
     ``error`` is the chance that an interval of this pair misses. The checks name no shape.
@@ -268,21 +248,13 @@ def timed_checks(
         is_undecided=decision == "undecided", is_most=rounds >= MOST_ROUNDS,
     )  # fmt: skip
     latency = GateCheck(
-        name="latency",
-        artifact=both.candidate.id,
-        status=decision,
-        unit="ms",
-        limit=rules.max_slowdown,
-        found=slowdown.change(rules.max_slowdown),
-        change=slowdown.middle,
-        rounds=rounds,
-        reason=reason,
+        name="latency", artifact=both.candidate.id, status=decision, unit="ms", limit=rules.max_slowdown,
+        found=slowdown.change(rules.max_slowdown), change=slowdown.middle, rounds=rounds, reason=reason,
         baseline=median_high(result.baseline_ms) if result.baseline_ms else None,
         candidate=median_high(result.candidate_ms) if result.candidate_ms else None,
-        log_ratios=tuple(result.log_ratios),
-        low=slowdown.low if has_ends else None,
+        log_ratios=tuple(result.log_ratios), low=slowdown.low if has_ends else None,
         high=slowdown.high if has_ends else None,
-    )
+    )  # fmt: skip
     max_growth = limit_of(options.limits, "memory")
     return [latency] if max_growth is None else [latency, memory_check(both, max_growth, result)]
 
@@ -331,15 +303,9 @@ def file_checks(both: ArtifactPair, options: GateOptions) -> Iterator[GateCheck]
     else:
         status, reason = "pass", sentences.DRIFT["loops" if drift is not None else "outputs"]
     yield GateCheck(
-        name="drift",
-        artifact=both.candidate.id,
-        status=status,
-        baseline=old,
-        candidate=new,
-        change=(new - old) / old if old and new is not None else None,
-        limit=_DRIFT_FACTOR - 1,
-        reason=reason,
-    )
+        name="drift", artifact=both.candidate.id, status=status, baseline=old, candidate=new,
+        change=(new - old) / old if old and new is not None else None, limit=_DRIFT_FACTOR - 1, reason=reason,
+    )  # fmt: skip
 
 
 def _growth_check(
@@ -348,13 +314,7 @@ def _growth_check(
     """Check bytes that may grow by a share of ``limit``; None: not known."""
     change = (new - old) / old if old and new is not None else None
     return GateCheck(
-        name=name,
-        artifact=both.candidate.id,
-        status="undecided" if change is None else compare(Figure(change), limit),
-        unit="bytes",
-        baseline=old,
-        candidate=new,
-        change=change,
-        limit=limit,
+        name=name, artifact=both.candidate.id, status="undecided" if change is None else compare(Figure(change), limit),
+        unit="bytes", baseline=old, candidate=new, change=change, limit=limit,
         reason=sentences.NOT_COMPARABLE if change is None else "",
-    )
+    )  # fmt: skip

@@ -115,13 +115,9 @@ def _unchanged_set(bundle: Bundle, side: str, name: str) -> LabelledTexts:
 
 
 def score_check(
-    sides: tuple[Bundle, Bundle],
-    both: ArtifactPair,
-    provider: str | None,
-    rows: CommonRows | str,
-    limit: float,
+    sides: tuple[Bundle, Bundle], both: ArtifactPair, provider: str | None, rows: CommonRows | str, limit: float,
     progress: Progress,
-) -> GateCheck:
+) -> GateCheck:  # fmt: skip
     """Compare the scores of an artifact on the same rows.
 
     A loss of at most ``limit`` (in the metric's unit if it is a share, else as a share of it) passes. A larger one
@@ -254,12 +250,9 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
 
 
 def _compare_recorded(
-    check: GateCheck,
-    sides: tuple[Bundle, Bundle],
-    scored: Sequence[ArtifactManifest | None],
-    provider: str | None,
+    check: GateCheck, sides: tuple[Bundle, Bundle], scored: Sequence[ArtifactManifest | None], provider: str | None,
     why_no_rows: str,
-) -> GateCheck | None:
+) -> GateCheck | None:  # fmt: skip
     """Compare the scores that export recorded; None if they are of other rows, or of a provider that rounds less."""
     if provider is not None and provider_facts(provider).rounds_to is not None:
         return None

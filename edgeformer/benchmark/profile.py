@@ -199,13 +199,9 @@ def card_notes(device: DeviceProfile, target: DevicePresence, rows: Sequence[Row
 
 
 def _report(
-    bundle: Bundle,
-    request: Request,
-    target: DevicePresence,
-    measuring_notes: Sequence[str],
-    rows: Sequence[Row],
+    bundle: Bundle, request: Request, target: DevicePresence, measuring_notes: Sequence[str], rows: Sequence[Row],
     device_rows: Sequence[Row] | None,
-) -> Report:
+) -> Report:  # fmt: skip
     """Return the report; ``device_rows`` are judged, None: the profile was interrupted."""
     manifest, device, options, requirements = bundle.manifest, request.device, request.options, request.requirements
     is_interrupted = device_rows is None

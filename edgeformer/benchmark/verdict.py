@@ -47,11 +47,9 @@ def verdict_of(checks: Sequence[Check], requirements: Requirements, *, has_rows:
             reason = sentences.not_judged_reason(unknown, requirements.profile, has_rows=has_rows)
             not_judged.append(NotJudged(name=name, reason=reason))
     return Verdict(
-        status=next(status for status in _WORST_FIRST if status in statuses),
-        checks=tuple(checks),
-        judged=judged,
+        status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks), judged=judged,
         not_judged=tuple(not_judged),
-    )
+    )  # fmt: skip
 
 
 def exempt_from_latency(
@@ -132,13 +130,11 @@ def _check(
         is_of_budget = limit.origin == "profile" or requirements.command_shapes == (requirements.shape,)
         is_named = rounds_to is not None or len({other.provider for other in rows}) > 1
         call = sentences.Call(
-            shape,
-            shape_note=requirements.shape_note if is_of_budget else None,
-            provider=row.provider if is_named else None,
-            rounds_to=rounds_to,
+            shape, shape_note=requirements.shape_note if is_of_budget else None,
+            provider=row.provider if is_named else None, rounds_to=rounds_to,
             threads=row.threads if len({other.threads for other in rows}) > 1 else None,
             is_pass_per_token=is_whole_text and requirements.phase == "decode",
-        )
+        )  # fmt: skip
     status = compare(figure, limit.limit)
     unit = UNITS[name]
     return Check(

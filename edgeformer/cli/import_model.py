@@ -46,7 +46,6 @@ def crt(
       edgeformer import crt best_model.pt --tokenizer gpt2/tokenizer.json
       edgeformer export crt_imported-001 --allow-leak
     """
-
     with needs_extra("train", "importing a checkpoint"):
         from edgeformer.imports.crt import import_crt
         from edgeformer.imports.run import ImportOptions
@@ -75,7 +74,6 @@ def gguf(
       edgeformer import gguf SmolLM2-135M-Instruct.Q4_1.gguf --name smollm
       edgeformer export smollm --int8 --int4 --gguf
     """
-
     with needs_extra("train", "importing a model"):
         from edgeformer.imports.language import import_gguf
         from edgeformer.imports.run import ImportOptions
@@ -124,7 +122,6 @@ def hf(
       edgeformer export minilm --fp16 --int8
       edgeformer profile minilm --device raspberry-pi-5
     """
-
     with needs_extra("train", "importing a model"):
         from edgeformer.imports.encoder import HfOptions, import_hf
         from edgeformer.imports.language import import_causal_lm, is_language_model

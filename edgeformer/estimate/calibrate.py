@@ -354,10 +354,9 @@ def validate(
 
     The graphs are measured as `profile` does, on a CUDA card the FP16 graph, too: a CPU computes it in FP32. A card
     gets a calibration without rates, so that estimates stay those of its facts. The error of a cross-validation stays.
-    Cases that could not be measured stably count for no error; those that could not be compared are left out.
-
-    Raises InputError: the profile has no calibration, or its device is not here; or every case was fitted;
-    EdgeformerError: nothing could be measured, or nothing estimated.
+    Cases that could not be measured stably count for no error; those that could not be compared are left out. Raises
+    InputError: the profile has no calibration, or its device is not here; or every case was fitted; EdgeformerError:
+    nothing could be measured, or nothing estimated.
     """
     # 1. The calibration to check; a card gets one without rates
     target = find_target(device)

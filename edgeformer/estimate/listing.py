@@ -97,9 +97,8 @@ def list_item(files: ArtifactFiles, item: Item, threads: int, timed_calls: int =
 def feed_for(declared: Mapping[str, tuple[str, tuple[int | None, ...]]], item: Item, ids: Tokens) -> dict[str, Array]:
     """Return inputs of a graph: tokens ``ids`` [batch, n], and random states and caches, whose shapes alone matter.
 
-    ``declared``: input → type, and shape with None for a dynamic axis.
-
-    Raises InputError: the graph has an input that none of edgeformer's graphs has.
+    ``declared``: input → type, and shape with None for a dynamic axis. Raises InputError: the graph has an input that
+    none of edgeformer's graphs has.
     """
     phase, batch, seq = item
     new = ids.shape[1]

@@ -174,12 +174,9 @@ def _with_cast_weights(nodes: Sequence[ExecutedNode]) -> list[ExecutedNode]:
 
 def total(works: Sequence[NodeWork]) -> Work:
     return Work(
-        operations=sum(work.operations for work in works),
-        bytes_moved=sum(work.bytes for work in works),
-        weight_bytes=sum(work.weight_bytes for work in works),
-        operators=len(works),
-        kernels=len(fuse(works)),
-    )
+        operations=sum(work.operations for work in works), bytes_moved=sum(work.bytes for work in works),
+        weight_bytes=sum(work.weight_bytes for work in works), operators=len(works), kernels=len(fuse(works)),
+    )  # fmt: skip
 
 
 def fuse(works: Sequence[NodeWork]) -> list[list[NodeWork]]:

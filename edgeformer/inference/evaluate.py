@@ -138,17 +138,12 @@ class Evaluator:
             outcome = records.leave(thresholds, rule)
             self.early_exit.append(
                 EarlyExitRow(
-                    **last.model_dump(include={"artifact", "provider", "split", "n", "leaks"}),
-                    rule=rule,
-                    threshold=value,
-                    thresholds={str(loop): threshold for loop, threshold in thresholds.items()},
-                    mean_loops=outcome.mean_loops,
-                    loss=outcome.loss,
-                    accuracy=outcome.right,
-                    perplexity=perplexity_of(outcome.loss) if outcome.right is None else None,
-                    share=outcome.share,
+                    **last.model_dump(include={"artifact", "provider", "split", "n", "leaks"}), rule=rule,
+                    threshold=value, thresholds={str(loop): threshold for loop, threshold in thresholds.items()},
+                    mean_loops=outcome.mean_loops, loss=outcome.loss, accuracy=outcome.right,
+                    perplexity=perplexity_of(outcome.loss) if outcome.right is None else None, share=outcome.share,
                 )
-            )
+            )  # fmt: skip
 
     def record_exits(self, candidate: OpenableModel) -> tuple[Meter, ExitRecords]:
         """Run the set with answers at every exit; return the scores, and the early-exit records of each row."""

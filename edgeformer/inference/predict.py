@@ -170,12 +170,9 @@ class Predictor:
 
 
 def predict(
-    location: Location,
-    texts: Sequence[Text],
-    artifact: str | None = None,
-    confidence: Confidence = None,
+    location: Location, texts: Sequence[Text], artifact: str | None = None, confidence: Confidence = None,
     runtime: str | None = None,
-) -> tuple[str, list[Answer]]:
+) -> tuple[str, list[Answer]]:  # fmt: skip
     """Answer raw texts, or pairs of them; return the artifact's id, and one answer per text.
 
     An empty text, and one whose logits are not finite, has an :class:`~edgeformer.tasks.task.Unanswered`. Without

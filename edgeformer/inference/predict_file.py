@@ -32,12 +32,9 @@ _POLL_S = 0.2
 
 
 def run_ahead(
-    items: Iterator[T],
-    *,
-    stopped: threading.Event | None = None,
-    taker: threading.Event | None = None,
+    items: Iterator[T], *, stopped: threading.Event | None = None, taker: threading.Event | None = None,
     leave: Callable[[], bool] = lambda: False,
-) -> Generator[T]:
+) -> Generator[T]:  # fmt: skip
     """Yield the same items, produced by a thread that is up to two items ahead of the consumer.
 
     An exception of ``items`` is raised in place of its item. Closing this generator waits for the item in work, unless
@@ -176,13 +173,9 @@ def choose_columns(texts: Unlabelled, columns: str | None, example: TableRow, *,
 
 
 def predict_file(
-    model: Predictor,
-    texts: Unlabelled,
-    writer: RowWriter,
-    progress: Progress = SILENT,
-    columns: InputColumns = NO_COLUMNS,
-    store: VectorStore | None = None,
-) -> FileSummary:
+    model: Predictor, texts: Unlabelled, writer: RowWriter, progress: Progress = SILENT,
+    columns: InputColumns = NO_COLUMNS, store: VectorStore | None = None,
+) -> FileSummary:  # fmt: skip
     """Write the answers to all texts in their order, behind ``columns`` of the input. See :func:`answer_file`.
 
     ``store``: makes the vectors that are written; None: the answers have none, or float32.
@@ -201,12 +194,9 @@ def predict_file(
 
 
 def answer_file(
-    model: Predictor,
-    texts: Unlabelled,
-    take: Callable[[Sequence[Mapping[str, object]], Sequence[Answer]], None],
-    progress: Progress = SILENT,
-    columns: InputColumns = NO_COLUMNS,
-) -> FileSummary:
+    model: Predictor, texts: Unlabelled, take: Callable[[Sequence[Mapping[str, object]], Sequence[Answer]], None],
+    progress: Progress = SILENT, columns: InputColumns = NO_COLUMNS,
+) -> FileSummary:  # fmt: skip
     """Answer all texts in their order, a window at a time. Raises DataError if there is none.
 
     ``take`` gets the values of ``columns`` of each row, and the answers.

@@ -86,16 +86,11 @@ def verify(
             checks += [_check_artifact(bundle, entry, provider) for provider in providers]
             progress.advance()
     return Verification(
-        bundle=str(bundle.folder),
-        run=bundle.name,
-        manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
-        wrapped=bundle.manifest.wrapped,
-        manifest_protected=bundle.manifest.manifest_sha256 is not None,
-        files=tuple(files),
-        artifacts=tuple(checks),
-        asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
+        bundle=str(bundle.folder), run=bundle.name, manifest_sha256=sha256_of(bundle.folder / BUNDLE_FILE),
+        wrapped=bundle.manifest.wrapped, manifest_protected=bundle.manifest.manifest_sha256 is not None,
+        files=tuple(files), artifacts=tuple(checks), asked=artifact is not None or runtime not in (None, ALL_RUNTIMES),
         stale=stale,
-    )
+    )  # fmt: skip
 
 
 def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | None) -> ArtifactCheck:
@@ -250,18 +245,13 @@ def record(bundle: Bundle, verification: Verification, progress: Progress = SILE
         versions = {name: installed_version(name) for name in runtime_of(artifact).distributions}
         versions["driver"] = nvidia.driver_version() if gpu is not None else None
         target_record = TargetRecord(
-            artifact=artifact.id,
-            artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
+            artifact=artifact.id, artifact_sha256=str(files_sha256(artifact, bundle.manifest.files)),
             device=gpu.name if gpu is not None else cpu_name(),
             compute_capability=gpu.compute_capability if gpu is not None else None,
-            runtime={name: version for name, version in versions.items() if version is not None},
-            recorded=now(),
-            code_version=code_version(),
-            status="failed" if reason else "verified",
-            reason=reason,
-            parity=parity,
+            runtime={name: version for name, version in versions.items() if version is not None}, recorded=now(),
+            code_version=code_version(), status="failed" if reason else "verified", reason=reason, parity=parity,
             **scores,
-        )
+        )  # fmt: skip
         records.append(target_record.signed())
     if not records:
         is_pending = any(map(lacks_parity, bundle.artifacts))

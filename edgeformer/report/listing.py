@@ -89,7 +89,6 @@ def device_records(artifacts: Path) -> list[Record]:
 
 def device_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the devices in 80 columns: fewer figures, with units."""
-
     lines = []
     for row in rows:
         watts, created, median = row.get("power_w"), row.get("calibrated"), row.get("median_log2_error")
@@ -145,7 +144,6 @@ def run_records(artifacts: Path) -> list[Record]:
 
 def run_table(rows: Sequence[Record]) -> TerminalTable[Record]:
     """Return the runs in 80 columns, if their names are short."""
-
     lines = []
     for row in rows:
         value, score = row.get(str(row.get("metric"))), None

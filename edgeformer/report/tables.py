@@ -278,7 +278,6 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[dict[str, Any]]:
     """Return what works on this machine, and the remedy for what does not."""
-
     columns: TableColumns[dict[str, Any]] = TableColumns(
         Column("what", "name"),
         Column("status", mark=True),
@@ -292,7 +291,6 @@ def capability_table(capabilities: Sequence[dict[str, Any]]) -> TerminalTable[di
 
 def print_verification(verification: Verification, task: str, console: Console) -> None:
     """Print the result of `verify`: every artifact, reasons, damaged files, and the conclusion."""
-
     columns: TableColumns[ArtifactCheck] = TableColumns(
         Column("artifact"),
         Column("ran on", "parity.provider", text=lambda check: (
@@ -340,7 +338,6 @@ def print_verification(verification: Verification, task: str, console: Console) 
 
 def print_calibration(calibration: Calibration, written: Path | None, console: Console) -> None:
     """Print the fitted cases, the cross-validated ones, the checked ones, the error, and the written profile if any."""
-
     columns: TableColumns[dict[str, Any]] = TableColumns(
         Column("run"),
         Column("artifact"),

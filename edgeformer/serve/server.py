@@ -402,14 +402,10 @@ def serve(location: Location, options: ServeOptions, ready: Callable[[Service, s
         switch_threads_often(),
     ):
         config = uvicorn.Config(
-            application(service, options.limits, metrics, hosts, options.origins),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            server_header=False,
-            ws="none",
+            application(service, options.limits, metrics, hosts, options.origins), log_config=None, access_log=False,
+            lifespan="off", server_header=False, ws="none",
             timeout_graceful_shutdown=round(options.limits.timeout_s) + 1,
-        )
+        )  # fmt: skip
         host, port = listener.getsockname()[:2]
         ready(service, f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         server = _Server(config)

@@ -291,17 +291,13 @@ class _PageBuilder:
         # 2. Libraries
         page_providers = tuple(
             PageProvider(
-                name=runtime.provider,
-                label=runtime.label,
-                short=provider_facts(runtime.provider).label,
-                script=self._library(runtime.script),
-                glue=self._library(runtime.glue),
-                binary=self._library(runtime.binary),
-                counts_threads=provider_facts(runtime.provider).counts_threads,
+                name=runtime.provider, label=runtime.label, short=provider_facts(runtime.provider).label,
+                script=self._library(runtime.script), glue=self._library(runtime.glue),
+                binary=self._library(runtime.binary), counts_threads=provider_facts(runtime.provider).counts_threads,
             )
             for runtime in RUNTIMES
             if not providers or runtime.provider in providers
-        )
+        )  # fmt: skip
         # 3. Graphs with their weights
         artifacts = []
         for artifact in selected:
@@ -310,32 +306,24 @@ class _PageBuilder:
             shapes_of = {name: _CACHE.fullmatch(shape) for name, shape in artifact.inputs.items()}
             caches = tuple(
                 PageCache(
-                    input=name,
-                    output=present_name(name),
-                    type=cast(Any, match[1]),
+                    input=name, output=present_name(name), type=cast(Any, match[1]),
                     shape=(1, *(int(axis) if axis.isdigit() else 0 for axis in match[2].split(", "))),
                 )
                 for name, match in shapes_of.items()
                 if match is not None and name.startswith(PAST)
-            )
+            )  # fmt: skip
             weights = sorted(external_files(bundle.contents.path(artifact.file)))
             folder = PurePosixPath(artifact.file).parent
             artifacts.append(
                 PageArtifact(
-                    id=artifact.id,
-                    precision=artifact.precision,
-                    role=artifact.role,
-                    exit=artifact.exit,
-                    size_bytes=artifact.size_bytes or 0,
-                    graph=self._copy(artifact.file),
+                    id=artifact.id, precision=artifact.precision, role=artifact.role, exit=artifact.exit,
+                    size_bytes=artifact.size_bytes or 0, graph=self._copy(artifact.file),
                     weights=tuple(PageWeights(name=name, file=self._copy(str(folder / name))) for name in weights),
                     masked="attention_mask" in artifact.inputs or not artifact.inputs,
-                    typed=TOKEN_TYPES in artifact.inputs,
-                    reader=artifact.companions,
-                    positions="position_ids" in artifact.inputs,
-                    caches=caches,
+                    typed=TOKEN_TYPES in artifact.inputs, reader=artifact.companions,
+                    positions="position_ids" in artifact.inputs, caches=caches,
                 )
-            )
+            )  # fmt: skip
         # 4. Golden inputs and, if the page reads texts, tokenizers
         readers: dict[str, PageReader] = {}
         for artifact in selected:
@@ -359,30 +347,15 @@ class _PageBuilder:
         # 5. The manifest
         rules, strict = asdict(MeasureRules()), asdict(MeasureRules.strict())
         return PageManifest(
-            run=manifest.run,
-            noun=task.noun,
-            parameters=manifest.parameters,
-            created=now(),
-            code_version=code_version(),
-            bundle=manifest.manifest_sha256 or bundle.name,
-            synthetic=manifest.synthetic,
-            leaks=manifest.leaks,
-            cautions=tuple(cautions(manifest)),
-            labels=manifest.labels if answers else None,
-            pieces=getattr(bundle.data, "pieces", None),
-            thresholds=thresholds if answers else None,
+            run=manifest.run, noun=task.noun, parameters=manifest.parameters, created=now(),
+            code_version=code_version(), bundle=manifest.manifest_sha256 or bundle.name, synthetic=manifest.synthetic,
+            leaks=manifest.leaks, cautions=tuple(cautions(manifest)), labels=manifest.labels if answers else None,
+            pieces=getattr(bundle.data, "pieces", None), thresholds=thresholds if answers else None,
             pairs=task.can_answer and task.answerer.reads_pairs(bundle.data) is True,
             silent=None if reads else f"a page can measure a {task.noun}, but not answer texts with it",
-            writing=writing,
-            readers=readers,
-            artifacts=tuple(artifacts),
-            left_out=left_out,
-            providers=page_providers,
-            tokenizers=self._library(TOKENIZER_LIBRARY) if reads else None,
-            versions=self.versions,
-            offline=self.libraries is not None,
-            shapes=shapes,
-            max_positions=manifest.max_positions,
+            writing=writing, readers=readers, artifacts=tuple(artifacts), left_out=left_out, providers=page_providers,
+            tokenizers=self._library(TOKENIZER_LIBRARY) if reads else None, versions=self.versions,
+            offline=self.libraries is not None, shapes=shapes, max_positions=manifest.max_positions,
             rules={
                 **rules,
                 "strict": {name: value for name, value in strict.items() if value != rules[name]},
@@ -394,7 +367,7 @@ class _PageBuilder:
                 "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
             subject=Subject.of(manifest, selected),
-        )
+        )  # fmt: skip
 
     def _library(self, file: LibraryFile) -> PageFile:
         """Copy a library's file, or return its address. Raises InputError if the libraries' folder lacks it."""
