@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.session import Session
 
 
-_ZEROS = "0" * 64
-"""Placeholder for the manifest's own checksum while it is computed."""
+_ZEROS = "0" * 64  # placeholder for the manifest's own checksum while it is computed
 
 
 class Bundle:

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
     from edgeformer.runtimes.session import Session
 
-TORCH = "torch"
-"""Artifact id of a run's own weights."""
+TORCH = "torch"  # artifact id of a run's own weights
 
 
 class Run:

@@ -172,8 +172,7 @@ class SpanSource(FileSource):
 class SyntheticSource(Frozen):
     """The built-in generator of synthetic product reviews. They are no real text and serve for first trials."""
 
-    text_pair: ClassVar[None] = None
-    """Reviews are single texts."""
+    text_pair: ClassVar[None] = None  # reviews are single texts
 
     kind: Literal["synthetic-reviews"]
     rows: Annotated[int, Field(ge=1)] = Field(description="number of reviews")
@@ -269,8 +268,7 @@ class DataSection(Recognised):
         description="number of training rows, for `plan` before the data is read; training warns if it is wrong",
     )
     called: ClassVar[str] = "a data section"
-    length_key: ClassVar[str]
-    """Key of the maximum input length in tokens."""
+    length_key: ClassVar[str]  # key of the maximum input length in tokens
     instead_of_rows: ClassVar[str | None] = None
     """Advice for error messages of tasks whose sources cannot be sampled, because there are no labels to sample by."""
 

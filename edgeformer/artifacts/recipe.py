@@ -214,8 +214,7 @@ class FitConfig(Section):
     epochs: ClassVar[int] = 1
     precision: ClassVar[Literal["fp32"]] = "fp32"
     batching: ClassVar[Literal["bucketed"]] = "bucketed"
-    effective_batch: ClassVar[int] = 256
-    """Rows that are read together."""
+    effective_batch: ClassVar[int] = 256  # rows that are read together
     compile: ClassVar[None] = None
     early_stopping: ClassVar[None] = None
 
@@ -282,8 +281,7 @@ class ModelConfig(Section):
 class Recipe(Frozen):
     """Fields of every recipe. A task narrows the types of ``data`` and ``training``, a model that of ``model``."""
 
-    per_token: ClassVar[bool] = False
-    """Whether the model has an answer for every token, not for the text."""
+    per_token: ClassVar[bool] = False  # whether the model has an answer for every token, not for the text
 
     name: Name = Field(description="name of the recipe and prefix of its runs")
     description: str = Field("", description="one line for lists and model cards")

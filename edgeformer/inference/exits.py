@@ -24,8 +24,7 @@ from edgeformer.tasks.risk_control import METHOD, bootstrap_interval, choose_thr
 
 _TIMED_ROWS = 300
 _MIN_TIMED_ROWS = 64
-_TIMING_LIMIT_S = 20.0
-"""Timing stops after this time, but not before ``_MIN_TIMED_ROWS``."""
+_TIMING_LIMIT_S = 20.0  # timing stops after this time, but not before `_MIN_TIMED_ROWS`
 _WARM_UP_ROWS = 20
 
 

@@ -26,14 +26,12 @@ from edgeformer.tasks.metric import top_probability
 if TYPE_CHECKING:
     from edgeformer.runtimes.decoder import Decoder
 
-DEFAULT_TOKENS = 64
-"""Largest number of new tokens if ``max_tokens`` is None."""
+DEFAULT_TOKENS = 64  # largest number of new tokens if `max_tokens` is None
 
 _DECODER_ROLES = ("decode", "step")
 _PRECISIONS = ("fp32", "fp16", "int8", "int4")  # in the order of preference
 
-_INCOMPLETE = "\ufffd"
-"""What a tokenizer returns for bytes that are not a whole character (yet)."""
+_INCOMPLETE = "\ufffd"  # what a tokenizer returns for bytes that are not a whole character (yet)
 
 _CONTEXT = 8
 """Earlier tokens that are decoded with new ones: enough for the bytes of a character and the space before a word."""

@@ -27,8 +27,7 @@ from edgeformer.tasks.scoring import EncodedTexts
 from edgeformer.tasks.task import Answer, Unanswered
 
 T = TypeVar("T")
-_POLL_S = 0.2
-"""How often a waiting thread checks whether it should stop."""
+_POLL_S = 0.2  # how often a waiting thread checks whether it should stop
 
 
 def run_ahead(

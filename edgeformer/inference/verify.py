@@ -41,11 +41,9 @@ from edgeformer.tasks.scoring import max_batch_rows, open_validation, split_call
 INT8_ERROR_FACTOR = 2.0
 """INT8 kernels round differently on other processors: the largest error may be this many times export's …"""
 
-INT8_AGREEMENT_LOSS = 0.02
-"""… and the top-1 agreement may be lower by this much, or by two rows."""
+INT8_AGREEMENT_LOSS = 0.02  # … and the top-1 agreement may be lower by this much, or by two rows
 
-_ALLOWED_ROWS = 2.5
-"""Two rows, with a margin for rounding."""
+_ALLOWED_ROWS = 2.5  # two rows, with a margin for rounding
 
 
 def verify(

@@ -29,8 +29,7 @@ _LOG_SCALE_SPREAD = 12.0  # ratio of the longest to the shortest time from which
 _MINOR_LABELS_SPREAD = 100.0  # ratio up to which a logarithmic time axis has space for labels between the powers of ten
 _FAR_LIMIT = 4.0  # a limit this many times beyond the largest value is named at the edge instead of drawn
 _MIB = 2**20
-_WIDTH = 4.7
-"""Inches. The page scales charts to its columns; on a phone their text must stay readable."""
+_WIDTH = 4.7  # inches; the page scales charts to its columns, and on a phone their text must stay readable
 _DASHED: Any = (0, (3, 2))
 _VALUE_LABEL: dict[str, Any] = {
     "textcoords": "offset points", "va": "center", "fontsize": 8,

@@ -37,10 +37,8 @@ from edgeformer.system.leftovers import remove_leftovers
 from edgeformer.system.lock import lock_path
 from edgeformer.tasks import RowSource
 
-SITE_FILE = "site.json"
-"""Manifest of a page: a :class:`PageManifest`, read by its JavaScript."""
-_MAX_WRITING_BYTES = 200_000_000
-"""Largest decode graph of a page, which the browser downloads and keeps in memory."""
+SITE_FILE = "site.json"  # manifest of a page: a `PageManifest`, read by its JavaScript
+_MAX_WRITING_BYTES = 200_000_000  # largest decode graph of a page, which the browser downloads and keeps in memory
 _CACHE = re.compile(r"(float32|float16)\[batch, (.*)\]")
 DEFAULT_SHAPES = ((1, 16), (1, 128))
 _TEMPLATE = "index.html"
