@@ -90,7 +90,7 @@ def command(
         opt.say(f"{service.name} · {service.id}: {address} (Ctrl-C stops it)", err=True)
         if (reason := service.facts.get("chat_reason")) is not None:
             opt.say(f"note    no chats: {reason}", err=True)
-        opt.say(f"next    {service.example(address)}", err=True)
+        opt.say(f"next    {service.example.replace('ADDRESS', address)}", err=True)
 
     options = ServeOptions(
         host, port, artifact or location.artifact, runtime, template, limits, (*(allow_host or ()),),

@@ -223,6 +223,10 @@ class CompletionService(Service):
 
     queue: WritingQueue
     page = "write"
+    example = (
+        "curl -N ADDRESS/v1/completions -H 'Content-Type: application/json' "
+        """-d '{"prompt": "TEXT", "stream": true}'"""
+    )
     posts: ClassVar = {
         "/v1/completions": (CompletionRequest, Completion, "Continue a text"),
         "/v1/chat/completions": (ChatRequest, ChatCompletion, "Write the next message of a chat"),
@@ -252,10 +256,6 @@ class CompletionService(Service):
         self.documents = {"/v1/models": listed, f"/v1/models/{self.name}": model}
         self.facts = {"chat": self._template is not None, **facts}
         self._writer, self._limits = writer, limits
-
-    def example(self, address: str) -> str:
-        header, body = "'Content-Type: application/json'", '{"prompt": "TEXT", "stream": true}'
-        return f"curl -N {address}/v1/completions -H {header} -d '{body}'"
 
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         kind: Any = "server_error" if status >= 500 else "invalid_request_error"

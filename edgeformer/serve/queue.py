@@ -52,7 +52,7 @@ class BatchingQueue(RequestQueue):
         self._queue: deque[_QueuedTexts] = deque()
         self._queued_texts = 0
         self._changed = threading.Condition()
-        self._closing = False
+        self.healthy = True
         self._seconds_per_text = 0.0
         self._thread = threading.Thread(target=self._work, name="inference", daemon=True)
         self._thread.start()
@@ -61,7 +61,7 @@ class BatchingQueue(RequestQueue):
         """Queue one request, whose future may be cancelled. Raises RefusedError (503) if full or closing."""
         request = _QueuedTexts(texts, Future())
         with self._changed:
-            if self._closing:
+            if not self.healthy:
                 raise RefusedError(503, "the server is stopping", 1)
             # An empty queue accepts any request, also one that is larger than the queue.
             if self._queued_texts and self._queued_texts + len(texts) > self._limits.queue:
@@ -73,42 +73,41 @@ class BatchingQueue(RequestQueue):
             self._changed.notify()
         return request.answers
 
-    @property
-    def healthy(self) -> bool:
-        return not self._closing and self._thread.is_alive()
-
     def close(self) -> None:
         """Accept no more requests, answer those in the queue, and end the thread."""
         with self._changed:
-            self._closing = True
+            self.healthy = False
             self._changed.notify()
         self._thread.join()
 
     def _work(self) -> None:
         # Calls take texts of similar length, so the requests of two calls are taken together.
         max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
-        while True:
-            requests: list[_QueuedTexts] = []
-            count = 0
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
-                    request = self._queue.popleft()
-                    self._queued_texts -= len(request.texts)
-                    if request.answers.set_running_or_notify_cancel():
-                        requests.append(request)
-                        count += len(request.texts)
-                self._metrics.waiting.set(self._queued_texts)
-            try:
-                self._answer(requests)
-            except Exception:  # caused by one of the requests: each gets its own answer or error
-                for request in requests:
-                    try:
-                        self._answer([request])
-                    except Exception as error:  # for the client; the queue goes on
-                        request.answers.set_exception(error)
+        try:
+            while True:
+                requests: list[_QueuedTexts] = []
+                count = 0
+                with self._changed:
+                    self._changed.wait_for(lambda: self._queue or not self.healthy)
+                    if not self._queue:
+                        return
+                    while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
+                        request = self._queue.popleft()
+                        self._queued_texts -= len(request.texts)
+                        if request.answers.set_running_or_notify_cancel():
+                            requests.append(request)
+                            count += len(request.texts)
+                    self._metrics.waiting.set(self._queued_texts)
+                try:
+                    self._answer(requests)
+                except Exception:  # caused by one of the requests: each gets its own answer or error
+                    for request in requests:
+                        try:
+                            self._answer([request])
+                        except Exception as error:  # for the client; the queue goes on
+                            request.answers.set_exception(error)
+        finally:
+            self.healthy = False
 
     def _answer(self, requests: list[_QueuedTexts]) -> None:
         started = time.perf_counter()
@@ -152,12 +151,8 @@ class WritingQueue(RequestQueue):
     def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics) -> None:
         self._writer, self._limits, self._metrics = writer, limits, metrics
         self._executor = ThreadPoolExecutor(1, "inference")
-        self._closing = threading.Event()
+        self.healthy = True
         self._unfinished = 0
-
-    @property
-    def healthy(self) -> bool:
-        return not self._closing.is_set()
 
     async def write(
         self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str]
@@ -212,7 +207,7 @@ class WritingQueue(RequestQueue):
 
     def expire(self) -> None:
         """Accept no more requests, and end every text behind its current token, with an error."""
-        self._closing.set()
+        self.healthy = False
 
     def close(self) -> None:
         """Stop writing, and end the thread."""

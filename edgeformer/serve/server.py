@@ -166,6 +166,7 @@ class PredictService(Service):
 
     queue: BatchingQueue
     page = "predict"
+    example = "curl ADDRESS/predict -H 'Content-Type: application/json' -d '{\"text\": \"TEXT\"}'"
     posts: ClassVar = {
         "/predict": (PredictRequest, PredictResponse, "Answer one text or many, in the order of the texts"),
         "/rank": (RankRequest, RankResponse, "Rank documents for a query, best first"),
@@ -176,9 +177,6 @@ class PredictService(Service):
     def __init__(self, model: Predictor, queue: BatchingQueue, limits: ServeLimits, metrics: Metrics) -> None:
         self._model, self._limits, self._metrics = model, limits, metrics
         self.name, self.id, self.queue = model.name, model.id, queue
-
-    def example(self, address: str) -> str:
-        return f"curl {address}/predict -H 'Content-Type: application/json' -d '{{\"text\": \"TEXT\"}}'"
 
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
         return {"error": message}

@@ -101,10 +101,7 @@ def read_message(kind: type[M], body: bytes, status: int, most_problems: int) ->
 class RequestQueue(ABC):
     """Requests that wait for the model, and the thread that alone uses it."""
 
-    @property
-    @abstractmethod
-    def healthy(self) -> bool:
-        """Whether it accepts requests."""
+    healthy: bool  # whether it accepts requests
 
     @abstractmethod
     def close(self) -> None:
@@ -121,16 +118,13 @@ class Service(ABC):
     id: str  # of the artifact
     queue: RequestQueue  # in front of the model
     page: ClassVar[str]  # name of the files of its page
+    example: ClassVar[str]  # command that asks the server at ADDRESS
     posts: ClassVar[Mapping[str, tuple[type[BaseModel], type[BaseModel], str]]]
     """Path → messages of request and response, and what it does."""
     documents: Mapping[str, object] = MappingProxyType({})  # path → a JSON document to read
     refusal: ClassVar[type[BaseModel]]  # message of an error
     refusals: ClassVar[Mapping[str, str]]  # status → reason, of statuses that other services lack
     facts: Mapping[str, object] = MappingProxyType({})  # what /healthz says beside name and id
-
-    @abstractmethod
-    def example(self, address: str) -> str:
-        """Return a command that asks the server at an address."""
 
     @abstractmethod
     def error(self, status: int, message: str, error: Exception | None = None) -> dict[str, object]:
