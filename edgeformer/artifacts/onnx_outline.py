@@ -40,13 +40,13 @@ _MOST_MESSAGES = 4_000_000
 """Maximum number of nodes, tensors and attributes: 100 times a large model. Each takes half a kilobyte."""
 
 
+@dataclass
 class _Message:
     """Fields of one message: number → whole numbers; number → bytes or messages, by ``_FIELDS``."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.numbers: dict[int, list[int]] = defaultdict(list)
-        self.members: dict[int, list[Any]] = defaultdict(list)
+    kind: str
+    numbers: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    members: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def text(self, number: int) -> str:
         """Return the text of a field (the last one if it is repeated, as protobuf defines); empty if there is none."""

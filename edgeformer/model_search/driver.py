@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -90,44 +90,42 @@ def search_models(
         return search.run(data, source, on_change)
 
 
+@dataclass(eq=False)
 class _ModelSearch:
     """A search at work: ``result`` is what is known so far, and always what search.json holds."""
 
-    result: ModelSearch
-
-    def __init__(
-        self, name: str, ladder: Sequence[LadderModel], device: str, artifacts: Path, folder: Path,
-        options: ModelSearchOptions, progress: Progress,
-    ) -> None:  # fmt: skip
-        self._name, self._device, self._artifacts, self._folder = name, device, artifacts, folder
-        self._options, self._progress = options, progress
-        self._ladder = {model.name: model for model in ladder}
-        self._selected = options.models or tuple(self._ladder)
-        self._started = time.monotonic()
-        self._reports: dict[str, Report] = {}
-        self._commands: list[subprocess.Popen[str]] = []
+    name: str
+    ladder: Sequence[LadderModel]
+    device: str
+    artifacts: Path
+    folder: Path
+    options: ModelSearchOptions
+    progress: Progress
+    result: ModelSearch = field(init=False)
+    _started: float = field(default_factory=time.monotonic, init=False)
+    _reports: dict[str, Report] = field(default_factory=dict, init=False)
+    _commands: list[subprocess.Popen[str]] = field(default_factory=list, init=False)
 
     def run(self, data: str, source: str | None, on_change: Callable[[ModelSearch, Path], object]) -> ModelSearch:
         """Search the ladder; arguments as for :func:`search_models`."""
         # 1. Write the recipes, and take over what an earlier call has measured
-        for model in self._ladder.values():
+        for model in self.ladder:
             if not model.teachers:  # the others get theirs when it is trained
                 self._write_recipe(model, None)
-        file = self._folder / SEARCH_FILE
+        file = self.folder / SEARCH_FILE
         earlier = read_manifest(ModelSearch, file) if file.is_file() else None
         known = {model.name: model for model in earlier.models} if earlier is not None else {}
-        for name, model in self._ladder.items():
-            known.setdefault(
-                name,
-                SearchedModel(name=name, description=model.description, run=f"{self._name}-{name}", status="waiting"),
-            )
+        for model in self.ladder:
+            run = f"{self.name}-{model.name}"
+            new = SearchedModel(name=model.name, description=model.description, run=run, status="waiting")
+            known.setdefault(model.name, new)
         self.result = ModelSearch(
-            name=self._name, data=data, source=source, device=self._device, host=cpu_name() or "unknown processor",
-            created=now(), models=tuple(known[name] for name in self._ladder),
+            name=self.name, data=data, source=source, device=self.device, host=cpu_name() or "unknown processor",
+            created=now(), models=tuple(known[model.name] for model in self.ladder),
             tests=earlier.tests if earlier is not None else (),
         )  # fmt: skip
-        for name in self._ladder:
-            path, bundle = self._report(name), self._artifacts / f"{self._name}-{name}" / BUNDLE_FOLDER
+        for name in (model.name for model in self.ladder):
+            path, bundle = self._report(name), self.artifacts / f"{self.name}-{name}" / BUNDLE_FOLDER
             report = read_manifest(Report, path) if path.is_file() and (bundle / BUNDLE_FILE).is_file() else None
             measured = report.subject.manifest_sha256 if report is not None and report.subject is not None else None
             # A report must be of the bundle that the run has now.
@@ -136,23 +134,23 @@ class _ModelSearch:
             elif self._searched(name).status != "waiting":
                 self._update(name, status="waiting", reason=None)
         self._rank()
-        on_change(self.result, self._folder)
+        on_change(self.result, self.folder)
 
         # 2. Train, export and measure the models
-        can_stop = not self._options.tries_all and limit_of(self._options.limits, "score") is not None
-        for model in self._ladder.values():
+        can_stop = not self.options.tries_all and limit_of(self.options.limits, "score") is not None
+        for model in self.ladder:
             if model.name in self._reports:
                 continue
-            if model.name not in self._selected:
+            if self.options.models and model.name not in self.options.models:
                 self._update(model.name, status="skipped", reason="not among --models")
             elif can_stop and self.result.picked is not None:
                 reason = f"not needed: {self.result.picked} keeps the limits (--all trains it too)"
                 self._update(model.name, status="skipped", reason=reason)
-            elif (why := self._why_unpromising(model)) is not None and not self._options.models:
+            elif (why := self._why_unpromising(model)) is not None and not self.options.models:
                 self._update(model.name, status="skipped", reason=f"{why} (--all trains it, too)")
             else:
                 self._try_model(model)
-                on_change(self.result, self._folder)
+                on_change(self.result, self.folder)
 
         # 3. Score the recommended artifact on the test rows, unless an earlier call did
         best, search = self.result.best, self.result.search
@@ -162,13 +160,13 @@ class _ModelSearch:
             rows = self._run("evaluate", run, "--artifact", artifact)["rows"]
             row = next(row for row in rows if row["artifact"] == artifact and row["exit"] is None)
             score, count, interval = row[search.metric], row["n"], {}
-            task = get_task(read_run(self._artifacts / run).task)
+            task = get_task(read_run(self.artifacts / run).task)
             if task.metric.is_share:
                 low, high = share_interval(round(score * count), count, (1 - CONFIDENCE) / 2)
                 interval = {"low": low, "high": high}
             test = ScoredTest(candidate=best, score=score, rows=count, unit=task.unit, **interval)
             self._save(self.result.model_copy(update={"tests": (*self.result.tests, test)}))
-        on_change(self.result, self._folder)
+        on_change(self.result, self.folder)
         return self.result
 
     def interrupt(self, number: int, frame: object) -> None:
@@ -179,9 +177,9 @@ class _ModelSearch:
 
     def _write_recipe(self, model: LadderModel, teacher: str | None) -> None:
         """Write the recipe of a model. Raises InputError if an earlier search wrote a different recipe."""
-        sections: dict[str, Any] = {"name": f"{self._name}-{model.name}", **model.sections}
+        sections: dict[str, Any] = {"name": f"{self.name}-{model.name}", **model.sections}
         if teacher is not None:
-            folder = str((self._artifacts / f"{self._name}-{teacher}").resolve())
+            folder = str((self.artifacts / f"{self.name}-{teacher}").resolve())
             sections["training"] = {**sections["training"], "teacher": folder}
         body = to_yaml(sections, inline=True)
         text, path = f"# {model.description}; written by edgeformer search\n{body}", self._recipe(model.name)
@@ -195,7 +193,7 @@ class _ModelSearch:
     def _why_unpromising(self, model: LadderModel) -> str | None:
         """Return why a model is not expected to score higher than those that are trained; None: it may."""
         trained = {entry.name: entry.score for entry in self.result.models if entry.score is not None}
-        if self._options.tries_all or not trained:
+        if self.options.tries_all or not trained:
             return None
         best = max(trained, key=trained.__getitem__)
         if model.smaller is not None and trained.get(model.smaller, 1.0) < trained[best] - _PROMISING:
@@ -216,7 +214,7 @@ class _ModelSearch:
         if model.teachers:
             scores = {name: self._searched(name).score or -1.0 for name in model.teachers}
             teacher = self._searched(model.name).teacher or max(scores, key=scores.__getitem__)
-            self._train(self._ladder[teacher], for_model=model.name)
+            self._train(next(each for each in self.ladder if each.name == teacher), for_model=model.name)
             if self._searched(teacher).train_s is None:
                 reason = f"its teacher {teacher} is not trained: {self._searched(teacher).reason}"
                 self._update(model.name, status="skipped", reason=reason)
@@ -230,7 +228,7 @@ class _ModelSearch:
         started = time.monotonic()
         try:
             self._run("export", searched.run, *_EXPORTED)
-            options = ("--device", self._device, "--choose", "--runtime", "onnxruntime")
+            options = ("--device", self.device, "--choose", "--runtime", "onnxruntime")
             report = self._run("profile", searched.run, *options)
         except _CommandError as error:
             self._update(model.name, status="failed", reason=str(error))
@@ -244,20 +242,20 @@ class _ModelSearch:
             size = format_bytes(min(candidate.size_bytes for candidate in search.candidates))
             duration = format_duration((searched.train_s or 0.0) + deploy_s)
             score = "no score" if searched.score is None else f"{search.metric} {searched.score:.4f}"
-            self._progress.message(f"{model.name}: {score}, {size}, {duration}")
+            self.progress.message(f"{model.name}: {score}, {size}, {duration}")
 
     @property
     def _left_s(self) -> float:
         """Seconds of the budget that are left for a training, beside its export and measurement."""
-        if self._options.budget_s is None:
+        if self.options.budget_s is None:
             return math.inf
         deploy_s = max((entry.deploy_s for entry in self.result.models if entry.deploy_s), default=0.0)
-        return (1 - _RESERVE) * self._options.budget_s - (time.monotonic() - self._started) - deploy_s
+        return (1 - _RESERVE) * self.options.budget_s - (time.monotonic() - self._started) - deploy_s
 
     def _train(self, model: LadderModel, for_model: str) -> None:
         """Train a model, or continue its training, unless it is trained. Without enough time it is skipped."""
         # 1. Is it trained? How long will it take?
-        folder = self._artifacts / f"{self._name}-{model.name}"
+        folder = self.artifacts / f"{self.name}-{model.name}"
         arguments = ["train", str(self._recipe(model.name)), "--name", folder.name]
         if (folder / RUN_FILE).is_file():
             manifest = read_run(folder)
@@ -270,7 +268,7 @@ class _ModelSearch:
                 times = self._run("plan", str(self._recipe(model.name)), "--device", "host")["time"]
                 self._update(model.name, predicted_low_s=times["low_s"], predicted_high_s=times["high_s"])
             except _CommandError as error:
-                self._progress.message(f"{model.name}: its training time is not predicted: {error}")
+                self.progress.message(f"{model.name}: its training time is not predicted: {error}")
         # 2. Does it fit into the budget, perhaps with fewer epochs?
         searched = self._searched(model.name)
         left_s, is_first = self._left_s, not self._reports
@@ -296,7 +294,7 @@ class _ModelSearch:
         # 3. Train
         purpose = f", which {for_model} needs" if for_model != model.name else ""
         extent = f"; {reason}" if reason is not None else ""
-        self._progress.message(f"{model.name}: {model.description}{purpose}{extent}")
+        self.progress.message(f"{model.name}: {model.description}{purpose}{extent}")
         started = time.monotonic()
         try:
             trained = self._run(*arguments)
@@ -309,30 +307,30 @@ class _ModelSearch:
 
     def _record_training(self, name: str, train_s: float) -> None:
         """Record the time, the size and the score of a finished run."""
-        manifest = read_run(self._artifacts / f"{self._name}-{name}")
+        manifest = read_run(self.artifacts / f"{self.name}-{name}")
         score = get_task(manifest.task).metric.of(manifest.validation)
         self._update(name, train_s=train_s, parameters=manifest.parameters, score=score)
 
     def _rank(self) -> None:
         """Rank the candidates of all models that were measured."""
-        reports = {name: self._reports[name] for name in self._ladder if name in self._reports}
-        choices = {name: report.search for name, report in reports.items() if report.search is not None}
+        reports = [(model.name, self._reports[model.name]) for model in self.ladder if model.name in self._reports]
+        choices = {name: report.search for name, report in reports if report.search is not None}
         refused = {}
-        for model in self._ladder.values():
+        for model in self.ladder:
             if model.name in choices and model.untaught is not None:
                 score, plain = self._searched(model.name).score, self._searched(model.untaught).score
                 if score is not None and plain is not None and score <= plain:
                     refused[model.name] = f"without a teacher it scores {plain:.4f}, with one {score:.4f}"
         search = None
         if choices:
-            search = combine_choices(choices, self._options.limits, self._options.minimize, refused)
+            search = combine_choices(choices, self.options.limits, self.options.minimize, refused)
         self._save(self.result.model_copy(update={"search": search}))
 
     def _run(self, *arguments: str) -> dict[str, Any]:
         """Run a command and return its JSON. Raises EdgeformerError with its message, and InterruptedRun."""
-        command = [*arguments, "--artifacts", str(self._artifacts), "--json"]
+        command = [*arguments, "--artifacts", str(self.artifacts), "--json"]
         try:
-            outcome = child.run_edgeformer(command, self._progress, self._commands.append)
+            outcome = child.run_edgeformer(command, self.progress, self._commands.append)
             code = outcome.code
         except KeyboardInterrupt:  # the command was interrupted, too
             code = InterruptedRun.exit_code
@@ -343,10 +341,10 @@ class _ModelSearch:
         return outcome.document
 
     def _recipe(self, model: str) -> Path:
-        return self._folder / "recipes" / f"{model}.yaml"
+        return self.folder / "recipes" / f"{model}.yaml"
 
     def _report(self, model: str) -> Path:
-        return self._folder / f"{model}.{self._device}.json"
+        return self.folder / f"{model}.{self.device}.json"
 
     def _searched(self, name: str) -> SearchedModel:
         return next(model for model in self.result.models if model.name == name)
@@ -357,4 +355,4 @@ class _ModelSearch:
 
     def _save(self, result: ModelSearch) -> None:
         self.result = result
-        write_json(self._folder / SEARCH_FILE, result)
+        write_json(self.folder / SEARCH_FILE, result)
