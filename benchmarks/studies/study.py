@@ -32,7 +32,7 @@ from edgeformer.artifacts.errors import EdgeformerError, InputError
 from edgeformer.artifacts.files import write_json, write_text
 from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.cli.console import Terminal
-from edgeformer.cli.progress import show_progress
+from edgeformer.cli.options import show_progress
 from edgeformer.report.columns import Column, TableColumns
 
 

@@ -205,9 +205,11 @@ def say(text: str, *, err: bool = False, end: str = "\n") -> None:
 
 def show_progress() -> Progress:
     """Show progress as a bar where stderr is a terminal, else as lines, or as ``EDGEFORMER_PROGRESS`` says."""
-    from edgeformer.cli import progress  # imports rich, which an answer as JSON does not need
+    from edgeformer.cli.progress import Bars, Events, Lines  # imports rich, which --help does not need
 
-    return progress.show_progress()
+    if os.environ.get("EDGEFORMER_PROGRESS") == "json":
+        return Events()
+    return Bars() if sys.stderr.isatty() else Lines()
 
 
 def say_next(command: str, purpose: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 from rich.table import Column
 from rich.text import Text
@@ -22,13 +21,6 @@ from edgeformer.cli.console import Terminal
 
 _LINE_EVERY_S = 15.0
 _PER_S = "_per_s"
-
-
-def show_progress() -> Progress:
-    """A bar where stderr is a terminal, else lines; JSON with ``EDGEFORMER_PROGRESS=json``."""
-    if os.environ.get("EDGEFORMER_PROGRESS") == "json":
-        return Events()
-    return Bars() if sys.stderr.isatty() else Lines()
 
 
 def _figures(fields: dict[str, float]) -> str:
@@ -57,11 +49,6 @@ def _count(done: float, total: float | None, unit: str) -> str:
     return f"{done:,.0f} {unit.removesuffix('s') if done == 1 else unit}"
 
 
-class _CountColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(_count(task.completed, task.total, task.fields["unit"]), style="progress.download")
-
-
 class _LeftColumn(TimeRemainingColumn):
     """Remaining time: of the whole work where the caller reports it, else of this bar."""
 
@@ -83,22 +70,24 @@ class Bars(Progress):
         self._bars = RichBars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=28 if self._console.width >= 120 else 6),
-            _CountColumn(),
+            TextColumn("{task.fields[count]}", "progress.download", table_column=Column(), markup=False),
             TextColumn("[cyan]{task.fields[figures]}", table_column=Column(overflow="fold")),  # wraps, is never cut
             _LeftColumn(),
             console=self._console,
             transient=True,
             refresh_per_second=2,  # drawing competes with the work for the same few cores
         )
-        self._task = self._bars.add_task(escape(description), total=total, unit=unit, figures="")
+        count = _count(0, total, unit)
+        self._task = self._bars.add_task(escape(description), total=total, unit=unit, count=count, figures="")
         self._bars.start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         if self._bars is not None and self._task is not None:
             left = _pop_left(fields)
-            updates = {"figures": _figures(fields)} if fields else {}
-            if left:
-                updates["left"] = left
+            (task,) = self._bars.tasks
+            updates = {"count": _count(task.completed + amount, task.total, task.fields["unit"])}
+            updates |= {"figures": _figures(fields)} if fields else {}
+            updates |= {"left": left} if left else {}
             self._bars.update(self._task, advance=amount, **updates)  # type: ignore[arg-type]
 
     def finish(self) -> None:

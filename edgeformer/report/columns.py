@@ -189,13 +189,8 @@ class TableColumns(Generic[R]):
 
     def drop_empty(self, rows: Sequence[R], *optional: str) -> TableColumns[R]:
         """Drop the columns in ``optional`` that have no value in any row."""
-        return TableColumns(
-            *(
-                column
-                for column in self._columns
-                if column.name not in optional or any(column.value(row) is not None for row in rows)
-            )
-        )
+        empty = {c.name for c in self._columns if c.name in optional and all(c.value(row) is None for row in rows)}
+        return self.omit(*empty)
 
     def terminal(self, title: str, rows: Iterable[R], caption: Text | None = None) -> TerminalTable[R]:
         """Return a table for rich; nothing in the title or in the rows is read as markup."""
@@ -203,15 +198,13 @@ class TableColumns(Generic[R]):
 
     def plain(self, rows: Iterable[R]) -> str:
         """Return a plain-text table for a terminal of any width."""
-        return units.visible(self._tabulate(rows, "simple", str))
+        return units.visible(self.markdown(rows, style="simple", escape_text=str))
 
-    def markdown(self, rows: Iterable[R], bold: Callable[[R], bool] | None = None) -> str:
+    def markdown(
+        self, rows: Iterable[R], bold: Callable[[R], bool] | None = None, *, style: str = "pipe",
+        escape_text: Callable[[str], str] = units.markdown,
+    ) -> str:  # fmt: skip
         """Return a table in GitHub-flavoured Markdown; ``bold`` selects rows in bold type. All text is escaped."""
-        return self._tabulate(rows, "pipe", units.markdown, bold)
-
-    def _tabulate(
-        self, rows: Iterable[R], style: str, escape_text: Callable[[str], str], bold: Callable[[R], bool] | None = None
-    ) -> str:
         from tabulate import tabulate
 
         lines = []
