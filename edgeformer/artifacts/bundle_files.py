@@ -14,7 +14,6 @@ from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.files import as_json, sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest, Parity
-from edgeformer.artifacts.onnx_outline import external_files
 from edgeformer.artifacts.scores import AnyScore
 from edgeformer.artifacts.workspace import BUNDLE_FILE, REMEDY
 
@@ -97,23 +96,6 @@ class BundleFiles:
             files = (name for name in self._manifest.files if PurePosixPath(name).parent == folder)
             names += [name for name in files if name not in parts]
         return list(dict.fromkeys(names))
-
-    def check_weights(self, artifact: ArtifactManifest) -> None:
-        """Check that an artifact's graphs read listed files only. Call it before a runtime opens them.
-
-        Raises ArtifactError: a graph names a file outside the bundle, or one that is missing, changed or not listed.
-        """
-        files = (str(artifact.file), *artifact.parts.values())
-        # A file that was built for another runtime can be an ONNX graph, too.
-        for graph in dict.fromkeys(name for name in files if artifact.is_graph or name.endswith(".onnx")):
-            for location in sorted(external_files(self.path(graph))):
-                name = (PurePosixPath(graph).parent / location).as_posix()
-                # Joining drops the folder of "/x" and any "./"; a runtime may resolve such names differently.
-                if PurePosixPath(location).as_posix() != location or not location:
-                    raise ArtifactError(
-                        f"{self.folder / graph}: reads weights from {location!r}, which is no file name; {REMEDY}"
-                    )
-                self.intact(name, f"{graph} reads weights from {name}")
 
 
 TARGETS_FILE = "targets.json"
