@@ -43,8 +43,9 @@ def verdict_of(checks: Sequence[Check], requirements: Requirements, *, has_rows:
     not_judged: list[NotJudged] = []
     for name in dict.fromkeys((*EXPECTED_CHECKS, *(check.name for check in checks))):
         if name not in judged:
-            unknown = next((check for check in checks if check.name == name), None)
-            reason = sentences.not_judged_reason(unknown, requirements.profile, has_rows=has_rows)
+            absent = "no rows" if not has_rows else "no limit of the profile" if requirements.profile else "no limit"
+            reasons = [check.reason or sentences.NO_REASON for check in checks if check.name == name]
+            reason = next(iter(reasons), note(absent, profile=requirements.profile))
             not_judged.append(NotJudged(name=name, reason=reason))
     return Verdict(
         status=next(status for status in _WORST_FIRST if status in statuses), checks=tuple(checks), judged=judged,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Lengths,
         Portability,
     )
-    from edgeformer.artifacts.report import Check, Choice, Figure, PublishedCheck, Report, Verdict
+    from edgeformer.artifacts.report import Choice, Figure, PublishedCheck, Report, Verdict
     from edgeformer.tasks import Metric
 
 NO_REASON = "no reason is recorded"
@@ -43,6 +43,9 @@ NOTES = {
     "estimates": "the figures for the device are estimates",
     "unstable": "the measurement is unstable",
     "left out": "left out of the verdict, because no {device} can run it: {artifacts}: {reason}",
+    "no rows": "no artifact can run on the device",
+    "no limit": "no limit is set",
+    "no limit of the profile": "the profile {profile} sets no limit",
     "nothing can run": "nothing was judged, because no artifact can run on this device",
     "synthetic": "the model was trained on synthetic text, so its scores say nothing about real text",
     "leaks": "leaks future tokens: the model sees the tokens that it predicts, so its scores are void",
@@ -142,15 +145,6 @@ def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_und
     if figure.low is None or figure.high is None:
         return f"{reason}; an estimate without a range gives no verdict"
     return f"{reason}; the limit lies within the range {shown(figure.low, unit)} to {shown(figure.high, unit)}"
-
-
-def not_judged_reason(check: Check | None, profile: str | None, *, has_rows: bool) -> str:
-    """Return why a kind of check was not judged; ``check``: one that is unknown."""
-    if check is not None:
-        return check.reason or NO_REASON
-    if not has_rows:
-        return "no artifact can run on the device"
-    return f"the profile {profile} sets no limit" if profile else "no limit is set"
 
 
 def verdict_notes(verdict: Verdict, exempt: Sequence[str]) -> list[str]:
