@@ -7,10 +7,11 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBars
 from rich.table import Column
 from rich.text import Text
@@ -57,13 +58,12 @@ class _LeftColumn(TimeRemainingColumn):
         return Text(left, style="progress.remaining") if left else super().render(task)
 
 
+@dataclass(eq=False)
 class Bars(Progress):
     """A rich progress bar with the figures of the work."""
 
-    def __init__(self) -> None:
-        self._console = Terminal(emoji=False, stderr=True, highlight=False)
-        self._bars: RichBars | None = None
-        self._task: TaskID | None = None
+    _console: Terminal = field(default_factory=partial(Terminal, emoji=False, stderr=True, highlight=False), init=False)
+    _bars: RichBars | None = field(default=None, init=False)
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.finish()
@@ -78,17 +78,17 @@ class Bars(Progress):
             refresh_per_second=2,  # drawing competes with the work for the same few cores
         )
         count = _count(0, total, unit)
-        self._task = self._bars.add_task(escape(description), total=total, unit=unit, count=count, figures="")
+        self._bars.add_task(escape(description), total=total, unit=unit, count=count, figures="")
         self._bars.start()
 
     def advance(self, amount: int = 1, **fields: float) -> None:
-        if self._bars is not None and self._task is not None:
+        if self._bars is not None:
             left = _pop_left(fields)
             (task,) = self._bars.tasks
             updates = {"count": _count(task.completed + amount, task.total, task.fields["unit"])}
             updates |= {"figures": _figures(fields)} if fields else {}
             updates |= {"left": left} if left else {}
-            self._bars.update(self._task, advance=amount, **updates)  # type: ignore[arg-type]
+            self._bars.update(task.id, advance=amount, **updates)  # type: ignore[arg-type]
 
     def finish(self) -> None:
         if self._bars is not None:
