@@ -214,12 +214,12 @@ def answer_file(
         progress.advance(count, rows_per_s=rows_run / (time.perf_counter() - started))
         return outputs
 
-    def read_windows() -> Generator[tuple[EncodedTexts, Sequence[Mapping[str, object]]]]:
-        for window_rows in windows(texts.rows()):
-            yield model.answering.read([row.text for row in window_rows]), [columns.of(row) for row in window_rows]
-
     def run_windows() -> Generator[tuple[EncodedTexts, Sequence[Mapping[str, object]], Arrays]]:
-        with closing(run_ahead(read_windows(), taker=stopped, leave=texts.leave)) as encoded:
+        read = (
+            (model.answering.read([row.text for row in window_rows]), [columns.of(row) for row in window_rows])
+            for window_rows in windows(texts.rows())
+        )
+        with closing(run_ahead(read, taker=stopped, leave=texts.leave)) as encoded:
             for window, copied in encoded:
                 yield window, copied, model.answering.run(run_and_count, window)
 
