@@ -46,9 +46,8 @@ class Registry(Generic[T]):
     def announced(self) -> tuple[T, ...]:
         """Return the members from entry points. The lookup takes a while and runs once per process.
 
-        Raises:
-            EdgeformerError: an entry point cannot be imported, has another type, or uses a name that exists already;
-                the message names its package.
+        Raises EdgeformerError: an entry point cannot be imported, has another type, or uses a name that exists already;
+        the message names its package.
         """
         return _announced(self)
 

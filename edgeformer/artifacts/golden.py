@@ -119,9 +119,8 @@ def read_golden(path: Path) -> Golden:
 def read_arrays(path: Path) -> dict[str, Array]:
     """Return all arrays of an .npz file, name → array, without unpickling.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, or exceeds the limits of a golden.npz.
+    Raises FileNotFoundError: there is no such file; ValueError: the file is damaged, or exceeds the limits of a
+    golden.npz.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:

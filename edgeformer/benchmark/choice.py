@@ -49,8 +49,7 @@ class ChoiceOptions:
 def check_options(options: ChoiceOptions, manifest: BundleManifest) -> None:
     """Check that the models of a bundle can be chosen among with these options. Call it before anything is measured.
 
-    Raises:
-        InputError: a score that is out of the range of the task's metric, or a model whose scores are void.
+    Raises InputError: a score that is out of the range of the task's metric, or a model whose scores are void.
     """
     task, score = get_task(manifest.task), options.min_score
     metric = task.metric

@@ -84,12 +84,10 @@ def profile_bundle(
 
     For a device that is not this host, they are estimated first, and ``on_estimates`` gets a report of the estimates
     before anything is measured. All files are checked first. A failure after that (an artifact that crashes its
-    process, a shape that it refuses) becomes a row with the reason; the other rows are kept.
-
-    Raises:
-        ArtifactError: the bundle, or a file of it that is needed, is missing, truncated or changed.
-        InputError: an unknown artifact, a shape that the model cannot take, or ``no_host`` for this host.
-        ProfileInterrupted: Ctrl-C; it has a report of what was measured before.
+    process, a shape that it refuses) becomes a row with the reason; the other rows are kept. Raises ArtifactError: the
+    bundle, or a file of it that is needed, is missing, truncated or changed; InputError: an unknown artifact, a shape
+    that the model cannot take, or ``no_host`` for this host; ProfileInterrupted: Ctrl-C; it has a report of what was
+    measured before.
     """
     # 1. What is measured, and on which device.
     bundle = location.open_bundle()
@@ -282,11 +280,9 @@ def _report(
 def judge_report(path: Path, device: DeviceProfile, options: ProfileOptions, bundle: Bundle | None = None) -> Report:
     """Judge a report's measurements for a device. The caller vouches that they are of that device.
 
-    With ``bundle``, the report must be of its files; without it, the report itself has to record enough.
-
-    Raises:
-        ArtifactError: the report is missing, damaged or edited, or is of other files.
-        InputError: it holds nothing that was measured on the device, or lacks what only the bundle has.
+    With ``bundle``, the report must be of its files; without it, the report itself has to record enough. Raises
+    ArtifactError: the report is missing, damaged or edited, or is of other files; InputError: it holds nothing that was
+    measured on the device, or lacks what only the bundle has.
     """
     # 1. Read the report, and check that it is of the bundle and of the device.
     report = read_report(path)

@@ -101,10 +101,8 @@ def resolve(
 ) -> Request:
     """Resolve ``options`` for a bundle and a device; ``artifact``: the one that the RUN argument names.
 
-    Raises:
-        InputError: an unknown artifact, a count below 1, a sequence that the model cannot take, a runtime that opens
-            no artifact, or a model that leaks future tokens.
-        NotBuiltError: none of the requested artifacts was built.
+    Raises InputError: an unknown artifact, a count below 1, a sequence that the model cannot take, a runtime that opens
+    no artifact, or a model that leaks future tokens; NotBuiltError: none of the requested artifacts was built.
     """
     # 1. Options that make no sense for this model.
     if manifest.leaks and not options.allow_leak:

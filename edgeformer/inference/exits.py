@@ -50,10 +50,9 @@ def calibrate_exits(
 ) -> dict[str, ExitGuarantee]:
     """Choose thresholds for each step artifact, time them, and write both into bundle.json: artifact id → guarantee.
 
-    Raises:
-        InputError: no step artifact, a task whose answers are not right or wrong, or training rows.
-        DataError: too few held-out rows, or exits that differ too much, for any thresholds that let a row leave.
-        ArtifactError: a damaged bundle.
+    Raises InputError: no step artifact, a task whose answers are not right or wrong, or training rows; DataError: too
+    few held-out rows, or exits that differ too much, for any thresholds that let a row leave; ArtifactError: a damaged
+    bundle.
     """
     # 1. Step artifacts, and rows that training has not used
     if options.rows.runtime == ALL_RUNTIMES:
