@@ -180,7 +180,8 @@ class WritingQueue(RequestQueue):
                 if not stopped.is_set():
                     loop.call_soon_threadsafe(events.put_nowait, error)
 
-        self._count(+1)
+        self._unfinished += 1
+        self._metrics.waiting.set(self._unfinished - 1)
         task, timeout_s = self._executor.submit(work), self._limits.timeout_s
         try:
             try:
@@ -199,11 +200,8 @@ class WritingQueue(RequestQueue):
         finally:
             stopped.set()
             task.cancel()  # if it waits
-            self._count(-1)
-
-    def _count(self, change: int) -> None:
-        self._unfinished += change
-        self._metrics.waiting.set(max(0, self._unfinished - 1))
+            self._unfinished -= 1
+            self._metrics.waiting.set(max(0, self._unfinished - 1))
 
     def expire(self) -> None:
         """Accept no more requests, and end every text behind its current token, with an error."""
