@@ -115,11 +115,6 @@ class Memory(Frozen):
     high: int | None = None
     reason: str | None = None
 
-    @property
-    def figure(self) -> Figure:
-        """The peak, with the range of an estimate."""
-        return Figure(self.peak, self.status, self.low, self.high)
-
 
 class Energy(Frozen):
     """Energy in millijoules per call above idle."""
@@ -196,11 +191,6 @@ class Check(Frozen):
     reason: str | None = None
     batch: int | None = Field(None, description="batch size of the call; None: no call, a file's size")
     seq: int | None = Field(None, description="tokens per row of that call")
-
-    @property
-    def figure(self) -> Figure:
-        """The value, with its range."""
-        return Figure(self.value, self.basis or "unavailable", self.low, self.high)
 
 
 class NotJudged(Frozen):

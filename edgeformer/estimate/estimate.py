@@ -32,7 +32,6 @@ from edgeformer.measurement.artifact import Item, check_artifact, row_of
 from edgeformer.report.sentences import published_sentence
 from edgeformer.runtimes import ALL_RUNTIMES, all_runtimes, opener_of, provider_of, requested_providers, runtime_of
 from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode
-from edgeformer.runtimes.runtime import Runtime
 from edgeformer.runtimes.session import Kind
 
 RECORD_FILE = "record.json"
@@ -96,10 +95,6 @@ class Case:
     provider: str | None = None  # None: the usual one of the artifact's runtime
     run: str | None = None  # the bundle's name, under which a calibration knows it
 
-    @property
-    def runtime(self) -> Runtime:
-        return opener_of(self.artifact, self.provider)
-
 
 def estimated_providers(artifact: ArtifactManifest, kind: Kind, runtime: str | None) -> tuple[str | None, ...]:
     """Return the providers to estimate an artifact with; ``runtime``: as of ``--runtime``, installed here or not."""
@@ -135,7 +130,7 @@ def estimate(
         try:
             if not listed_artifact.is_graph:
                 raise EdgeformerError(f"an estimate needs an ONNX graph, and the bundle has none for {artifact.id}")
-            if (reason := case.runtime.estimable(artifact, device)) is not None:
+            if (reason := opener_of(artifact, provider).estimable(artifact, device)) is not None:
                 raise EdgeformerError(reason)
             rates_of(device, artifact.precision)  # the profile may lack a fact
             if (reason := refused_calibration(device)) is not None:
@@ -186,18 +181,18 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
 
     It is `unavailable`, too, if operators without a work count may take most of the time.
     """
-    artifact, device = case.artifact, case.device
+    artifact, device, runtime = case.artifact, case.device, opener_of(case.artifact, case.provider)
     provider = case.provider or provider_of(artifact, kind=device.kind)
     size_bytes, calibration = artifact.size_bytes or 0, device.calibration  # which is of ONNX Runtime
     is_covered = calibration is not None and artifact.precision in calibration.efficiencies
-    if not (is_covered and artifact.is_graph and case.runtime == runtime_of(ONNX)):
+    if not (is_covered and artifact.is_graph and runtime == runtime_of(ONNX)):
         calibration = None
     try:
         if isinstance(nodes, str):
             raise EdgeformerError(nodes)
         works = works_of(nodes.nodes, artifact.precision, listed=case.listed.precision, on_gpu=device.kind == "cuda")
         # 1. By the device's rates and published measurements
-        precision, phase, runtime = artifact.precision, nodes.item[0], case.runtime
+        precision, phase = artifact.precision, nodes.item[0]
         weight_bytes = stored_weight_bytes(nodes.nodes, works, case.listed)
         computed = product_type(device, runtime.name, precision, published_record().tf32)
         rates = rates_of(device, computed)

@@ -46,7 +46,8 @@ _MAX_WARNING_LINES = 2  # rows with warnings that get a line each in the termina
 
 def check_text(check: Check, *, range_only: bool = False) -> Text:
     """Format a check's value, as :func:`figure_text`."""
-    return figure_text(check.figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
+    figure = Figure(check.value, check.basis or "unavailable", check.low, check.high)
+    return figure_text(figure, CHECK_UNITS.get(check.unit, ""), range_only=range_only)
 
 
 def shape_text(row: Row, report: Report) -> str:
@@ -132,7 +133,8 @@ def measurement_columns(report: Report) -> TableColumns[Row]:
         Column("device", "device_ms", "ms", "on the card"),
         Column("throughput", "throughput_per_s", "per_s", "per second", throughput, leaves=1),
         Column("memory_status", "memory_bytes.status"),
-        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", figure=lambda row: row.memory_bytes.figure),
+        Column("memory_peak", "memory_bytes.peak", "bytes", "memory", figure=lambda row: Figure(
+            row.memory_bytes.peak, row.memory_bytes.status, row.memory_bytes.low, row.memory_bytes.high)),
         *(Column(f"memory_{end}", f"memory_bytes.{end}", "bytes") for end in ("low", "high")),
         Column("energy", "energy_mj.value", "mj"),
         Column("size", "size_bytes", "bytes", leaves=3),
