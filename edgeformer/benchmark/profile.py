@@ -260,10 +260,8 @@ def _report(
     report = Report(
         device=device.name, device_title=device.title,
         host={
-            **describe_host(),
-            "gpu": target.gpu.name if target.gpu is not None else None,
-            "threads": max(request.threads),
-            "versions": library_versions(),
+            **describe_host(), "gpu": target.gpu.name if target.gpu is not None else None,
+            "threads": max(request.threads), "versions": library_versions(),
         },
         on_target=target.present, run=manifest.run, bundle=str(bundle.folder), created=now(),
         synthetic=manifest.synthetic, leaks=manifest.leaks, proof=manifest.proof, parameters=manifest.parameters,

@@ -167,11 +167,9 @@ class Evaluator:
             warm_up = not (every_exit or losses)  # only a timed pass needs it
             seconds = score_batches(session.run, inputs, meter, warm_up=warm_up, advance=self.progress.advance)
             return {
-                "ms_per_sample": 1000 * seconds / len(rows),
-                "batch": max(map(len, batches)),
-                "provider": session.provider,
-                "host": cpu_name(),
-            }
+                "ms_per_sample": 1000 * seconds / len(rows), "batch": max(map(len, batches)),
+                "provider": session.provider, "host": cpu_name(),
+            }  # fmt: skip
 
     def set_name(self, candidate: OpenableModel) -> str:
         """Return the name of the set: the file's, or the split's."""

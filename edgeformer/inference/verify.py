@@ -160,11 +160,8 @@ def _check_artifact(bundle: Bundle, artifact: ArtifactManifest, provider: str | 
         scores = {"score": golden_score(bundle, artifact, outputs)}
         problem = out_of_tolerance(parity) or score_drop(bundle, artifact, scores)
     update: dict[str, Any] = {
-        "parity": parity,
-        "tolerance": tolerance,
-        "status": "failed" if problem else "verified",
-        "reason": problem,
-    }
+        "parity": parity, "tolerance": tolerance, "status": "failed" if problem else "verified", "reason": problem,
+    }  # fmt: skip
     # 4. Measure its memory
     if artifact.sharing is not None:
         memory = measure_resident(bundle, [artifact], used_provider)[artifact.id]

@@ -309,26 +309,6 @@ def _plain(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _environment(report: Report, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Return host facts, library versions, and the conditions while ``rows`` were measured, a line each."""
-    lines = []
-    for name, value in report.host.items():
-        if isinstance(value, dict):
-            lines += [(f"{name}: {key}", str(entry)) for key, entry in value.items() if entry is not None]
-        elif value is not None:
-            text = format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
-            lines.append((name.removesuffix("_bytes").replace("_", " "), text))
-    conditions: dict[str, dict[str, None]] = {}
-    for row in rows:
-        for name, value in row.conditions:
-            if value is not None and value not in ((), [], {}):
-                conditions.setdefault(name, {})[_plain(value)] = None
-    for name, values in conditions.items():
-        more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
-        lines.append((f"while measuring: {name.replace('_', ' ')}", "; ".join([*[*values][:4], *more])))
-    return lines
-
-
 _FACT_TEXTS: dict[str, Callable[[Any], str]] = {
     "bandwidth_bytes_per_s": lambda rate: f"{rate / 1e9:.4g} GB/s",
     "launch_overhead_us": lambda us: f"{us:g} µs",
@@ -371,7 +351,22 @@ class ReportContext:
         if any(row.latency_ms.stable is False for row in self.host_rows):
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")
         self.gaps = missing_measurements(report)
-        self.environment = _environment(report, self.host_rows)
+        # Host facts, library versions, and the conditions while the rows were measured, a line each.
+        self.environment: list[tuple[str, str]] = []
+        for name, value in report.host.items():
+            if isinstance(value, dict):
+                self.environment += [(f"{name}: {key}", str(e)) for key, e in value.items() if e is not None]
+            elif value is not None:
+                text = format_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
+                self.environment.append((name.removesuffix("_bytes").replace("_", " "), text))
+        conditions: dict[str, dict[str, None]] = {}
+        for name, value in (condition for row in self.host_rows for condition in row.conditions):
+            if value is not None and value not in ((), [], {}):
+                conditions.setdefault(name, {})[_plain(value)] = None
+        for name, values in conditions.items():
+            more = [f"and {len(values) - 4} more"] if len(values) > 4 else []
+            text = "; ".join([*[*values][:4], *more])
+            self.environment.append((f"while measuring: {name.replace('_', ' ')}", text))
         # Every fact of the device profile, with its unit, and what checks it.
         self.facts: list[dict[str, str]] = []
         for name, value in report.profile or ():

@@ -98,16 +98,12 @@ def read_message(kind: type[M], body: bytes, status: int, most_problems: int) ->
         raise RefusedError(status, "; ".join(problems), param=keys[0]) from None
 
 
-class RequestQueue(ABC):
+class RequestQueue:
     """Requests that wait for the model, and the thread that alone uses it."""
 
     healthy: bool  # whether it accepts requests
 
-    @abstractmethod
-    def close(self) -> None:
-        """Accept no more requests, and end the thread."""
-
-    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
+    def expire(self) -> None:
         """End the requests that still run: the server stops, and their time is over."""
 
 

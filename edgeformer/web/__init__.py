@@ -355,14 +355,10 @@ class _PageBuilder:
             tokenizers=self._library(TOKENIZER_LIBRARY) if reads else None, versions=self.versions,
             offline=self.libraries is not None, shapes=shapes, max_positions=manifest.max_positions,
             rules={
-                **rules,
-                "strict": {name: value for name, value in strict.items() if value != rules[name]},
+                **rules, "strict": {name: value for name, value in strict.items() if value != rules[name]},
                 "percentile_needs": {str(percentile): n for percentile, n in report.PERCENTILE_NEEDS.items()},
-                "noisy_cv": report.NOISY_CV,
-                "quantiles": report.QUANTILES,
-                "drift_parts": report.DRIFT_PARTS,
-                "drift_part_calls": report.DRIFT_PART_CALLS,
-                "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
+                "noisy_cv": report.NOISY_CV, "quantiles": report.QUANTILES, "drift_parts": report.DRIFT_PARTS,
+                "drift_part_calls": report.DRIFT_PART_CALLS, "drift_fewest_calls": report.DRIFT_FEWEST_CALLS,
             },
             subject=Subject.of(manifest, selected),
         )  # fmt: skip
