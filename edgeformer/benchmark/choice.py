@@ -82,7 +82,8 @@ def choose(
     candidates are in the order of the bundle.
     """
     # 1. Whose times rank the candidates: the device's, else this host's.
-    metric, shape = get_task(manifest.task).metric, requirements.compared_shape
+    metric = get_task(manifest.task).metric
+    shape = (requirements.command_shapes or (requirements.shape,))[-1]  # the largest that the command names
     bound, statuses = limit_of(requirements.limits, "score"), {row.latency_ms.status for row in device_rows}
     basis: Literal["measured", "estimated", "host"] = "host"
     if statuses & {"estimated", "measured"}:

@@ -19,7 +19,7 @@ from edgeformer.benchmark.limits import compare
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, comparison_key
 from edgeformer.report import sentences
-from edgeformer.report.sentences import MORE_ROWS
+from edgeformer.report.sentences import MORE_ROWS, note
 from edgeformer.runtimes import OpenOptions, cannot_run, provider_facts
 from edgeformer.tasks.arrays import Array, Float64s, Int64s
 from edgeformer.tasks.risk_control import bootstrap_interval
@@ -222,10 +222,10 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     """
     metric, limit = task.metric, check.limit or 0.0
     old, new, count = task.metric_of(baseline), task.metric_of(candidate), len(baseline)
-    changed: tuple[int, int] | None = None
+    changed = ""
     if baseline.shape[1] == 1:
         worse, better = int((baseline > candidate).sum()), int((candidate > baseline).sum())
-        changed = worse, better
+        changed = note("changed answers", worse=worse, better=better)
         worse_share, better_share = (worse + 1) / (count + 2), (better + 1) / (count + 2)
         half = _Z * sqrt((worse_share + better_share - (better_share - worse_share) ** 2) / (count + 2))
         low, high = max(-1.0, better_share - worse_share - half), min(1.0, better_share - worse_share + half)
@@ -243,7 +243,8 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
         status, doubt = "undecided", "may be chance"
     elif least <= limit < largest:
         doubt = "inside the interval"
-    reasons = [sentences.scored_rows(count, task.rows.row_noun, source, changed, low, high)]
+    unit = task.rows.row_noun
+    reasons = [note("compared rows", count=count, unit=unit, source=source, changed=changed, low=low, high=high)]
     reasons += [sentences.SCORE_DOUBT[doubt].format(limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})

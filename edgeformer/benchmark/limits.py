@@ -57,11 +57,6 @@ class Requirements:
         shapes = (limit.shape for limit in self.limits if limit.shape is not None and limit.origin == "command")
         return tuple(dict.fromkeys(shapes))
 
-    @property
-    def compared_shape(self) -> Shape:
-        """Shape at which artifacts are compared: the largest that the command names, else the budget's."""
-        return (self.command_shapes or (self.shape,))[-1]
-
 
 def limit_of(limits: Iterable[Limit], quantity: Quantity) -> float | None:
     """Return the first limit of a quantity; None: it has no limit."""

@@ -60,6 +60,9 @@ NOTES = {
     "command shapes": "the limits of the command line are judged at {shapes}",
     "all shapes": "the limits of the command line are judged at {shapes}, those of the profile at {shape}",
     "unbuilt": "{artifact}: {status}: {reason}",
+    # of a score that a gate compares
+    "compared rows": "on {count:,} {unit}: {source}{changed}; 95% interval of the difference {low:+.4f} to {high:+.4f}",
+    "changed answers": "; {worse:,} answers changed from right to wrong and {better:,} from wrong to right",
     # of a report that is judged again
     "judged": "{file} is taken as measured on {device}; edgeformer cannot check where it was measured",
     "no row": "there is no row at {shape}, but at {shapes}",
@@ -431,17 +434,6 @@ DRIFT = {
     "outputs": "largest error of an output",
 }
 """How the difference from torch FP32 has changed, with the sides or the tolerance."""
-
-
-def scored_rows(count: int, unit: str, source: str, changed: tuple[int, int] | None, low: float, high: float) -> str:
-    """Return on which rows two scores were compared.
-
-    ``changed``: answers from right to wrong, and from wrong to right. ``low``, ``high``: interval of the difference.
-    """
-    text = f"on {count:,} {unit}: {source}"
-    if changed is not None:
-        text += f"; {changed[0]:,} answers changed from right to wrong and {changed[1]:,} from wrong to right"
-    return f"{text}; 95% interval of the difference {low:+.4f} to {high:+.4f}"
 
 
 SCORE_DOUBT = {

@@ -214,7 +214,7 @@ def test_limits_are_judged_and_ranked_at_their_shapes() -> None:
     assert limits(*at_command).shapes == ((1, 128), (1, 64), (8, 64))
     assert limits(*at_command, **nothing).shapes == ((1, 64), (8, 64))
     assert limits(*at_command, **nothing, energy=1.0).shapes == ((1, 128), (1, 64), (8, 64))
-    assert limits().compared_shape == (1, 128) and limits(*at_command).compared_shape == (8, 64)
+    assert limits().command_shapes == () and limits(*at_command).command_shapes[-1] == (8, 64)
 
 
 def test_a_shape_of_the_profile_is_explained_where_it_is_judged_and_a_score_is_no_limit_of_a_row() -> None:
