@@ -302,9 +302,6 @@ def application(
         facts = {"status": "ok" if service.queue.healthy else "stopping", "run": service.name, "artifact": service.id}
         return JSONResponse({**facts, **service.facts}, 200 if service.queue.healthy else 503)
 
-    async def show_metrics(_: Request) -> Response:
-        return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
-
     async def page(request: Request) -> Response:
         if name := request.url.path.lstrip("/"):
             content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
@@ -317,14 +314,15 @@ def application(
 
     async def document(request: Request) -> Response:
         path = request.url.path
+        if path == "/metrics":
+            return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
         return JSONResponse(openapi(service, limits) if path == "/openapi.json" else service.documents[path])
 
     # 3. Their routes
     routes = [
         *(Route(path, Post(), methods=["POST"]) for path in service.posts),
         Route("/healthz", health),
-        Route("/metrics", show_metrics),
-        *(Route(path, document) for path in ("/openapi.json", *service.documents)),
+        *(Route(path, document) for path in ("/metrics", "/openapi.json", *service.documents)),
         *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []
