@@ -150,7 +150,8 @@ def command(
             stream = sys.stdin.buffer
             with unlabelled(source, stream, reading) as documents, open_predictor(location, *opening) as model:
                 ranked = rank_file(model, documents, options, opt.show_progress())
-                _print_notes(model)
+                for note in model.notes():
+                    opt.say(f"note: {note}", err=True)
             loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
             if as_json:
                 facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
@@ -201,19 +202,14 @@ def command(
         from edgeformer.report.predictions import prediction_table
 
         opt.stdout().print(prediction_table(location.name, model.id, rows))
-    _print_notes(model)
+    for note in model.notes():
+        opt.say(f"note: {note}", err=True)
     if any("error" in row for row in rows):
         raise typer.Exit(3)
 
 
 def _header(location: Location, model: Predictor) -> dict[str, object]:
     return {"run": location.name, "artifact": model.id, "provider": model.provider, **model.promised()}
-
-
-def _print_notes(model: Predictor) -> None:
-    """Print on stderr what early exit guarantees for these answers."""
-    if notes := model.notes():
-        opt.say("\n".join(f"note: {note}" for note in notes), err=True)
 
 
 def _predict_file(
@@ -294,7 +290,8 @@ def _predict_file(
                     writer = writer_for(format_, stream, example, style)
                 totals = predict_file(model, texts, writer, opt.show_progress(), kept, store)
                 writer.close()
-            _print_notes(model)
+            for note in model.notes():
+                opt.say(f"note: {note}", err=True)
     # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
         opt.say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
