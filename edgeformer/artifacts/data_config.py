@@ -264,8 +264,7 @@ class DataSection(Recognised):
         "validation and test",
     )
     expected_rows: PositiveInt | None = Field(
-        None,
-        description="number of training rows, for `plan` before the data is read; training warns if it is wrong",
+        None, description="number of training rows, for `plan` before the data is read; training warns if it is wrong"
     )
     called: ClassVar[str] = "a data section"
     length_key: ClassVar[str]  # key of the maximum input length in tokens

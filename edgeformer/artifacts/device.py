@@ -47,11 +47,7 @@ class Peaks(Frozen):
 
     def of(self, precision: str) -> tuple[Fact[float], ...]:
         """Return the peak rates for matrix products of a precision, the most certain first; empty: none is known."""
-        candidates = {
-            "fp32": (self.fp32,),
-            "fp16": (self.fp16_fp32_accumulate, self.fp16),
-            "int8": (self.int8,),
-        }
+        candidates = {"fp32": (self.fp32,), "fp16": (self.fp16_fp32_accumulate, self.fp16), "int8": (self.int8,)}
         return tuple(fact for fact in candidates.get(precision, ()) if fact is not None)
 
 

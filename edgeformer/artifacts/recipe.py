@@ -100,8 +100,7 @@ class LinearSchedule(Frozen):
 
 
 Schedule = Annotated[
-    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule | LinearSchedule,
-    Field(discriminator="kind"),
+    ConstantSchedule | PlateauSchedule | OneCycleSchedule | CosineSchedule | LinearSchedule, Field(discriminator="kind")
 ]
 
 
@@ -159,8 +158,7 @@ class TrainingConfig(Section):
         "CUDA cards from compute capability 8.0 on; scores are computed in full precision",
     )
     pinned_memory: bool | None = Field(
-        None,
-        description="copy batches to a CUDA card from page-locked memory during computation; absent: on CUDA only",
+        None, description="copy batches to a CUDA card from page-locked memory during computation; absent: on CUDA only"
     )
     compile: CompileConfig | None = Field(None, description="compile the training step with torch.compile")
 

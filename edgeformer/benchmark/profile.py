@@ -30,13 +30,7 @@ from edgeformer.artifacts.report import (
 from edgeformer.artifacts.units import format_duration
 from edgeformer.benchmark.choice import choose
 from edgeformer.benchmark.request import ProfileOptions, Request, requirements_of, resolve, shape_notes
-from edgeformer.benchmark.verdict import (
-    EXPECTED_CHECKS,
-    check_budget,
-    exempt_from_latency,
-    judged_rows,
-    verdict_of,
-)
+from edgeformer.benchmark.verdict import EXPECTED_CHECKS, check_budget, exempt_from_latency, judged_rows, verdict_of
 from edgeformer.bundle import Bundle
 from edgeformer.estimate.estimate import estimate, estimate_evidence, estimated_providers
 from edgeformer.measurement.artifact import (

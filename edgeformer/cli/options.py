@@ -48,8 +48,7 @@ _RUN = "A run's name or folder, a bundle's folder, an artifact file{}. Default: 
 Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(""))]
 RunOrGraph = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN.format(", or any .onnx file"))]
 NamedRun = Annotated[
-    str | None,
-    typer.Option("--run", metavar="RUN", help="Name or folder of the run; all arguments are then texts."),
+    str | None, typer.Option("--run", metavar="RUN", help="Name or folder of the run; all arguments are then texts.")
 ]
 Device = Annotated[
     str | None, typer.Option(help="Device profile (edgeformer list devices). Default: the recipe's target.")

@@ -49,9 +49,7 @@ def command(
         "all that an artifact can do.",
     ),
     max_latency: str | None = Option(
-        None,
-        metavar="TIME",
-        help=f"Limit of the median latency, e.g. 5ms; language models: per token. {_OF_DEVICE}",
+        None, metavar="TIME", help=f"Limit of the median latency, e.g. 5ms; language models: per token. {_OF_DEVICE}"
     ),
     max_vram: str | None = Option(
         None, metavar="SIZE", help=f"Limit of the peak memory (RAM on CPUs), e.g. 4GiB. {_OF_DEVICE}"

@@ -16,12 +16,7 @@ from edgeformer.artifacts.units import format_bytes, format_milliseconds, format
 from edgeformer.report import canvas
 from edgeformer.report.canvas import FAINT, GREY, INK, PALETTE, PAPER, RED, literal, shorten_name
 from edgeformer.report.columns import ABOUT
-from edgeformer.report.context import (
-    RankedCandidate,
-    metric_named,
-    ranked_candidates,
-    shape_text,
-)
+from edgeformer.report.context import RankedCandidate, metric_named, ranked_candidates, shape_text
 from edgeformer.runtimes import provider_facts
 
 MAX_ROWS = 24  # rows of a chart of times; the tables have all rows
