@@ -147,8 +147,9 @@ class Run(runs.Run):
     def export(self, **options: Any) -> Bundle:
         """Write the run's bundle, or add to it, as ``edgeformer export``; a rejected artifact has this ``status``.
 
-        ``options`` are those of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace… Raises
-        InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set;
+        ``options`` are those of :class:`~edgeformer.export.variants.ExportOptions`: fp16, int8, exits, replace…
+
+        Raises InputError: unusable options, a model that leaks, or artifacts would be lost and ``replace`` is not set;
         ArtifactError: an unfinished or damaged run; MissingDependencyError: torch is not installed.
         """
         return _export(self.folder, self.folder / BUNDLE_FOLDER, {"joining": True, **options})
