@@ -45,8 +45,8 @@ def append_published(report: Report, bundle: Bundle, path: Path) -> int:
             "runtime": provider_facts(row.provider).label,
             "version": versions.get(next(iter(opener.distributions), ""), ""), "input": f"sequence {row.seq}",
             "precision": row.precision.upper(), "batch": row.batch, "threads": row.threads or "",
-            "statistic": f"median latency{_PER[row.phase]}", "value": row.latency_ms.p50, "unit": "ms",
-            "confidence": "high", "date": report.created[:10],
+            "statistic": f"median latency{_PER[row.phase]}", "value": row.latency_ms.p50, "unit": "ms", "confidence": "high",
+            "date": report.created[:10],
             "source": f"edgeformer {versions.get('edgeformer', manifest.code_version)}",
             "note": f"{row.latency_ms.n} calls",
         })  # fmt: skip
