@@ -100,8 +100,11 @@ def choose(
         basis_rows = [row for row in artifact_rows if row.where == "host"] if basis == "host" else on_device
         is_whole_text = artifact.role in ("full", "exit")
         phase = "steady" if is_whole_text else requirements.phase
-        usable = [row for row in judged_rows(basis_rows, shape, requirements, is_whole_text)
-                  if row.latency_ms.status != "unavailable" and row.phase == phase]  # fmt: skip
+        usable = [
+            row
+            for row in judged_rows(basis_rows, shape, requirements, is_whole_text)
+            if row.latency_ms.status != "unavailable" and row.phase == phase
+        ]
         reasons = (row.latency_ms.reason for row in artifact_rows if row.latency_ms.status == "unavailable")
         why_absent = next(filter(None, reasons), note("no figure", shape=f"{shape[0]}×{shape[1]}"))
         absent = artifact_rows[0].model_copy(update={**absent_figures(why_absent), "threads": None})
@@ -129,8 +132,11 @@ def mark_front(candidates: Sequence[Candidate], metric: Metric) -> list[Candidat
         if candidate.score is not None and candidate.latency_ms is not None:
             loss = -candidate.score if metric.higher_is_better else candidate.score
             points[position] = (loss, candidate.latency_ms, candidate.size_bytes)
-    front = {position for position, point in points.items()
-             if not any(other != point and all(map(le, other, point)) for other in points.values())}  # fmt: skip
+    front = {
+        position
+        for position, point in points.items()
+        if not any(other != point and all(map(le, other, point)) for other in points.values())
+    }
     return [c.model_copy(update={"on_front": position in front}) for position, c in enumerate(candidates)]
 
 
@@ -238,8 +244,11 @@ def _score_of(
             return unscored
         variant = ("full", artifact.format, artifact.precision, artifact.trimmed)
         # Its own score on the golden inputs is of fewer tokens, so the full graph's goes first.
-        same_answers[:0] = [entry for entry in manifest.artifacts
-                            if (entry.role, entry.format, entry.precision, entry.trimmed) == variant]  # fmt: skip
+        same_answers[:0] = [
+            entry
+            for entry in manifest.artifacts
+            if (entry.role, entry.format, entry.precision, entry.trimmed) == variant
+        ]
     rounds_to = provider_facts(provider).rounds_to
     for entry in same_answers:
         scored = entry if rounds_to is None else entry.rounded.get(provider)
@@ -396,8 +405,11 @@ def cheapest_artifact(report: Report) -> dict[str, Any] | None:
 def absent_variants(manifest: BundleManifest) -> tuple[str, ...]:
     """Return a line per variant that export could add, with the option, and per artifact that was not built."""
     artifacts, task = manifest.artifacts, get_task(manifest.task)
-    options = {f"{precision.upper()} graphs": f"--{precision}" for precision in ("fp16", "int8", "int4")
-               if not any(artifact.precision == precision for artifact in artifacts)}  # fmt: skip
+    options = {
+        f"{precision.upper()} graphs": f"--{precision}"
+        for precision in ("fp16", "int8", "int4")
+        if not any(artifact.precision == precision for artifact in artifacts)
+    }
     # Loops before the last that have a head but no graph. A looped classifier can exit after every loop.
     drift = next((artifact.drift for artifact in artifacts if artifact.drift is not None), None)
     loops = manifest.exits or tuple(loop.loop for loop in (drift.loops if drift is not None else ()))

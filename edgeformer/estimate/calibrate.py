@@ -321,8 +321,11 @@ def calibrate(
     nodes = [timed.nodes.nodes for sweeps in timings for timed in sweeps[0].items if timed.nodes is not None]
     works = [(w, node.duration_us) for each in nodes for w, node in zip(count_nodes(each), each, strict=True)]
     device = host_facts(base, count, rates, works, disturbed)
-    calls = [call for subject, sweeps in zip(subjects, timings, strict=True)
-             for call in combine_sweeps(subject.run, subject.files.artifact, sweeps)]  # fmt: skip
+    calls = [
+        call
+        for subject, sweeps in zip(subjects, timings, strict=True)
+        for call in combine_sweeps(subject.run, subject.files.artifact, sweeps)
+    ]
     bare = Calibration(
         created=now(), processor=cpu_name(), instructions=kernel_flags(), stated_cache_bytes=stated_cache_bytes(),
         threads=count, disturbed=disturbed, provider=default_provider("cpu"), versions=library_versions(),

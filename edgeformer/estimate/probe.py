@@ -142,8 +142,11 @@ def host_facts(
         return Fact[float](value=float(f"{value:.4g}"), source=f"{when}: {description}", verified=verified)
 
     best = max(2.0 * time.rows * time.width**2 / (time.duration_us * 1e-6) for time in rates.products)
-    int8 = [work.operations / (duration_us * 1e-6) for work, duration_us in works
-            if work.quantized and work.operations > _LEAST_OPERATIONS and duration_us > 0]  # fmt: skip
+    int8 = [
+        work.operations / (duration_us * 1e-6)
+        for work, duration_us in works
+        if work.quantized and work.operations > _LEAST_OPERATIONS and duration_us > 0
+    ]
     cache, source = cache_bytes(rates.products, stated_cache_bytes())
     peaks = Peaks(
         fp32=measured(best, "the fastest of ONNX Runtime's products of float32 matrices"),

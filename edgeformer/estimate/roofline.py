@@ -90,9 +90,11 @@ def refused_calibration(device: DeviceProfile) -> str | None:
     flags = [names and ", ".join(sorted(names)) for names in (calibration.instructions, kernel_flags())]
     caches = [size and format_bytes(size) for size in (calibration.stated_cache_bytes, stated_cache_bytes())]
     facts: dict[str, list[Any]] = {"ONNX Runtime": versions, "instructions": flags, "cache": caches}
-    differences = [f"{name} {calibrated or 'none'} (this host: {present or 'none'})"
-                   for name, (calibrated, present) in facts.items()
-                   if calibrated is not None and present is not None and calibrated != present]  # fmt: skip
+    differences = [
+        f"{name} {calibrated or 'none'} (this host: {present or 'none'})"
+        for name, (calibrated, present) in facts.items()
+        if calibrated is not None and present is not None and calibrated != present
+    ]
     if not differences:
         return None
     return f"the profile {device.name!r} was calibrated with {', '.join(differences)}; run edgeformer calibrate again"

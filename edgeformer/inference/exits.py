@@ -132,8 +132,11 @@ def _measure_time(
     # 1. What is timed
     bundle, step, provider = candidate.owner, candidate.artifact, candidate.provider
     assert isinstance(bundle, Bundle) and step is not None
-    variant = (step.format, step.precision, step.trimmed)
-    full_graphs = [graph for graph in bundle.built("full") if (graph.format, graph.precision, graph.trimmed) == variant]
+    full_graphs = [
+        graph
+        for graph in bundle.built("full")
+        if (graph.format, graph.precision, graph.trimmed) == (step.format, step.precision, step.trimmed)
+    ]
     full_graph = next((graph for graph in full_graphs if cannot_run(graph, provider) is None), None)
     rows, pad = evaluator.labelled_rows(candidate), candidate.reader().pad
     numbers = np.random.default_rng(0).permutation(len(rows))[:_TIMED_ROWS]

@@ -342,8 +342,11 @@ class ReportContext:
         self.refusals = names_by_reason(
             (f"{row.number} ({row.candidate.artifact})", row.candidate.reason or NO_REASON) for row in refused
         )
-        self.warnings = [f"{row.artifact} at {shape_text(row, report)}, {row.phase}: {'; '.join(warnings)}"
-                         for row in self.host_rows if (warnings := row.latency_ms.warnings)]  # fmt: skip
+        self.warnings = [
+            f"{row.artifact} at {shape_text(row, report)}, {row.phase}: {'; '.join(row.latency_ms.warnings)}"
+            for row in self.host_rows
+            if row.latency_ms.warnings
+        ]
         self.unstable = None
         if any(row.latency_ms.stable is False for row in self.host_rows):
             self.unstable = UNSTABLE + ("" if report.on_target else "; the verdict uses the estimates instead")

@@ -15,7 +15,11 @@ COLUMNS = (
     "model", "architecture", "profile", "device", "runtime", "version", "input", "precision", "batch", "threads",
     "statistic", "value", "unit", "confidence", "date", "source", "note",
 )  # fmt: skip
-_PER = {"steady": "", "prefill": " of a prompt", "decode": " per token"}  # phase → what its median latency is of
+_STATISTICS = {
+    "steady": "median latency",
+    "prefill": "median latency of a prompt",
+    "decode": "median latency per token",
+}
 
 
 def append_published(report: Report, bundle: Bundle, path: Path) -> int:
@@ -45,7 +49,7 @@ def append_published(report: Report, bundle: Bundle, path: Path) -> int:
             "runtime": provider_facts(row.provider).label,
             "version": versions.get(next(iter(opener.distributions), ""), ""), "input": f"sequence {row.seq}",
             "precision": row.precision.upper(), "batch": row.batch, "threads": row.threads or "",
-            "statistic": f"median latency{_PER[row.phase]}", "value": row.latency_ms.p50, "unit": "ms", "confidence": "high",
+            "statistic": _STATISTICS[row.phase], "value": row.latency_ms.p50, "unit": "ms", "confidence": "high",
             "date": report.created[:10],
             "source": f"edgeformer {versions.get('edgeformer', manifest.code_version)}",
             "note": f"{row.latency_ms.n} calls",

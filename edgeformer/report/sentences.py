@@ -130,8 +130,12 @@ def check_reason(quantity: str, unit: str, figure: Figure, call: Call, *, is_und
     """Return what a figure is of, and why it decides nothing; None for the size of a file."""
     reason = figure.reason
     if quantity != "size" and figure.basis != "unavailable":
-        passes = "of a whole pass, which a graph without caches needs for each token, " * call.is_pass_per_token
-        texts = {"latency": f"p50 {passes}", "memory": "peak ", "energy": "above idle, per call "}
+        passes = "of a whole pass, which a graph without caches needs for each token, "
+        texts = {
+            "latency": f"p50 {passes if call.is_pass_per_token else ''}",
+            "memory": "peak ",
+            "energy": "above idle, per call ",
+        }
         where = f"at {call.shape[0]}×{call.shape[1]}" + (f": {call.shape_note}" if call.shape_note else "")
         if call.provider is not None:
             where += f", on {call.provider}"

@@ -116,12 +116,16 @@ def artifact_table(bundle: BundleManifest) -> TerminalTable[ArtifactManifest]:
     scores, scored_on = comparable_scores(bundle)
     heading = "max error vs torch" if bundle.wrapped is None else "max error vs FP32"
     score_column = ScoreColumn(metric.name, metric.name, metric.places)
-    stored = "{0.stored_parameters:,} of {0.unique_parameters:,}"
     columns: TableColumns[ArtifactManifest] = TableColumns(
         Column("artifact", "id"),
         Column("file", leaves=2),
         Column("size", "size_bytes", "bytes"),
-        Column("parameters stored", lambda a: a.sharing and stored.format(a.sharing), number=True, leaves=1),
+        Column(
+            "parameters stored",
+            lambda a: f"{a.sharing.stored_parameters:,} of {a.sharing.unique_parameters:,}" if a.sharing else None,
+            number=True,
+            leaves=1,
+        ),
         Column("in memory", lambda a: _memory_text(a.sharing), number=True, leaves=1),
         Column("max_error", "parity.max_abs_error", "error", heading),
         Column("agreement", "parity.top1_agreement", "share", get_task(bundle.task).agreement),

@@ -188,8 +188,10 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationTag]
         )
         environment.filters["tojson"] = lambda value, **options: json.dumps(value, **{"ensure_ascii": False, **options})
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(str(form))
+        environment.globals |= {
+            "raise_exception": _refuse,
+            "strftime_now": lambda form: datetime.now().strftime(str(form)),
+        }
         self._tokens = {name: token for name, token in tokens.items() if name.endswith("_token") and token}
         try:
             self._template = environment.from_string(source)
@@ -320,8 +322,11 @@ class CompletionService(Service):
             return JSONResponse(frame.whole(await _unless_disconnected(request, _collect(pieces))))
         first = await _unless_disconnected(request, anext(pieces))
         with_usage = content.stream_options is not None and content.stream_options.include_usage is True
-        events = self._events(first, pieces, frame, with_usage=with_usage)
-        return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+        return StreamingResponse(
+            self._events(first, pieces, frame, with_usage=with_usage),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
 
     async def _events(
         self, first: TextPiece, pieces: AsyncGenerator[TextPiece], frame: _Frame, *, with_usage: bool
