@@ -34,7 +34,7 @@ from edgeformer.data.rows import (
     comparison_key,
     first_text,
     join_pair,
-    labelled,
+    label_rows,
     score_of,
     text_parts,
 )
@@ -223,7 +223,7 @@ def _pool_texts(data: DataConfig, skipped: list[str]) -> Iterator[tuple[Text, in
     """Yield the texts that the training set is drawn from, with their labels."""
     skipped.clear()
     parts = (part_rows(data, part, skipped) for part in splits.set_parts(data)["train"])
-    return labelled(chain.from_iterable(parts), data.labels, data.label_values or ())
+    return label_rows(chain.from_iterable(parts), data.labels, data.label_values or ())
 
 
 def _cut_texts(

@@ -296,8 +296,9 @@ class LabelledTexts:
         return cls(texts, labels, np.concatenate(numbers))
 
     @classmethod
-    def of(cls, pairs: Sequence[tuple[Text, int]]) -> LabelledTexts:
+    def of(cls, pairs: Iterable[tuple[Text, int]]) -> LabelledTexts:
         """Return texts with their labels, given as pairs."""
+        pairs = [*pairs]
         return cls([text for text, _ in pairs], np.array([label for _, label in pairs], dtype=np.int64))
 
     @classmethod
@@ -338,17 +339,12 @@ def check_unchanged(name: str, fingerprint: str, trained_on: Mapping[str, str] |
         )
 
 
-def label_rows(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> LabelledTexts:
-    """Read the rows into memory, labelled as by :func:`labelled`; without ``labels`` scored. Raises DataError."""
-    return LabelledTexts.of(list(labelled(rows, labels, values)))
-
-
 def plain_label(name: str) -> str:
     """Return a label without blanks around it, and a whole number without ``.0``."""
     return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name.strip())
 
 
-def labelled(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> Iterator[tuple[Text, int]]:
+def label_rows(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> Iterator[tuple[Text, int]]:
     """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
 
     Without ``labels``, the label of a row is a score (:func:`score_of`).

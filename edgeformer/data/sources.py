@@ -347,7 +347,7 @@ def _rows_by_source(config: DataConfig, part: str, skipped: list[str]) -> Iterat
 def load_part(config: DataConfig, part: str, skipped: list[str] | None = None) -> LabelledTexts:
     """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
     by_source = _rows_by_source(config, part, [] if skipped is None else skipped)
-    sets = [label_rows(rows, config.labels, config.label_values or ()) for rows in by_source]
+    sets = [LabelledTexts.of(label_rows(rows, config.labels, config.label_values or ())) for rows in by_source]
     return LabelledTexts.joined(sets, with_sources=config.balance not in (None, "label"))
 
 

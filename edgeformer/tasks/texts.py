@@ -77,7 +77,7 @@ class TextTask(RowSource):
         skipped: list[str] = []
         source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
         rows = read(source, data.labels, data.separator, skipped=skipped)
-        texts = label_rows(rows, data.labels, data.label_values or ())
+        texts = LabelledTexts.of(label_rows(rows, data.labels, data.label_values or ()))
         if not len(texts):
             raise DataError(f"{path}: no row has a text")
         return replace(texts, empty=len(skipped))

@@ -9,7 +9,8 @@ from edgeformer.data.synthetic import WHERE, synthetic_reviews
 
 
 def indices(values, labels=("negative", "positive")):
-    return label_rows([Row("x", value, f"f, line {n}") for n, value in enumerate(values, 1)], labels).labels.tolist()
+    rows = [Row("x", value, f"f, line {n}") for n, value in enumerate(values, 1)]
+    return [index for _, index in label_rows(rows, labels)]
 
 
 def test_labels_are_numbers_numerals_or_names() -> None:
