@@ -113,7 +113,7 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
             order = np.random.default_rng(config.split_seed).permutation(len(pool))
             cuts = np.split(order, [len(pool) * 8 // 10, len(pool) * 8 // 10 + len(pool) // 10])
         elif config.split == "stratified":
-            hashes = np.array([text_hash(text) for text in texts], dtype=np.uint64)
+            hashes = np.array([content_hash(comparison_key(text).encode()) for text in texts], dtype=np.uint64)
             cuts = _stratified(config, _strata(config, pool.labels), hashes)
         elif sources["validation"] == sources["train"]:
             cuts = hold_out([join_pair(text) for text in texts], config.split_seed)
@@ -132,9 +132,9 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
 
     ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
     """
+    keys = ((comparison_key(text if config.labels else first_text(text)), label) for text, label in texts)
     facts = np.fromiter(
-        ((label, text_hash(text if config.labels else first_text(text))) for text, label in texts),
-        dtype=[("label", np.int64), ("text", np.uint64)],
+        ((label, content_hash(key.encode())) for key, label in keys), dtype=[("label", np.int64), ("text", np.uint64)]
     )
     strata = _strata(config, facts["label"])
     sources = set_parts(config)
@@ -167,9 +167,9 @@ def _strata(config: DataConfig, labels: Int64s) -> Int64s:
     return labels if config.labels else np.zeros_like(labels)
 
 
-def text_hash(text: Text) -> int:
-    """Return a 64-bit hash that is equal for texts that differ in case and white space only."""
-    return int.from_bytes(hashlib.blake2b(comparison_key(text).encode("utf-8"), digest_size=8).digest(), "little")
+def content_hash(content: bytes) -> int:
+    """Return a 64-bit hash."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def _stratified(config: DataConfig, labels: Int64s, hashes: NDArray[np.uint64]) -> list[Int64s]:

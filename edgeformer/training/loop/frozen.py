@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.units import format_bytes
 from edgeformer.data.batching import IGNORED, collate, ordered_batches
+from edgeformer.data.splits import content_hash
 from edgeformer.models.adapter import run_scorer, sharing_copy
 from edgeformer.models.linear.fitting import binary_cross_entropy, cross_entropy, minimize
 from edgeformer.system.memory import host_free_bytes
@@ -91,12 +92,6 @@ class CachedOutputs:
                     return keys, outputs
             progress.message(f"{self.path}: is damaged, so {self.title} are computed again")
         return np.empty(0, np.uint64), np.empty((0, self.width), np.float32)
-
-
-def keys_of(contents: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Return a hash of each text."""
-    digests = (hashlib.blake2b(content, digest_size=8).digest() for content in contents)
-    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64)
 
 
 class FrozenStart:
@@ -179,7 +174,7 @@ class FrozenStart:
                 types = b"" if loaded.types is None else loaded.types[span].tobytes()
                 contents.append(loaded.ids[span].tobytes() + types)
             labels.append(loaded.labels[places])
-        return keys_of(contents), np.concatenate(labels)
+        return np.fromiter(map(content_hash, contents), np.uint64), np.concatenate(labels)
 
     def _compute(self, rows: Any, progress: Progress, is_computed: NDArray[np.bool_]) -> Iterator[NDArray[np.float32]]:
         encoder, numbers = self._encoder.to(self._device), np.flatnonzero(is_computed)

@@ -20,6 +20,8 @@ from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.workspace import MODEL_FOLDER, TOKENIZER_FILE
 from edgeformer.data.batching import cut_batches
 from edgeformer.data.encoding import Prepared, encode_texts
+from edgeformer.data.rows import text_parts
+from edgeformer.data.splits import content_hash
 from edgeformer.data.tokenization import special_ids, tokenizer_from_file
 from edgeformer.models import model_spec_of, read_run_recipe
 from edgeformer.models.adapter import run_scorer
@@ -27,7 +29,7 @@ from edgeformer.models.weights import WEIGHTS, load_model
 from edgeformer.run import Run, locate
 from edgeformer.tasks.arrays import Arrays
 from edgeformer.tasks.scoring import BATCH_ROWS, BATCH_TOKENS, answer_rows
-from edgeformer.training.loop.frozen import CPU, CachedOutputs, Compute, keys_of
+from edgeformer.training.loop.frozen import CPU, CachedOutputs, Compute
 
 _TEXTS_AT_ONCE = 8192
 
@@ -113,7 +115,7 @@ class Teacher:
         """Return the keys of the training texts, and the function that computes their logits."""
         texts = prepared.train_texts
         assert texts is not None
-        contents = (text if isinstance(text, str) else "\0".join(text) for text in texts())
+        contents = ("\0".join(text_parts(text)).encode() for text in texts())
 
         def run(inputs: Arrays) -> Arrays:
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in inputs.items()}
@@ -129,7 +131,7 @@ class Teacher:
                 batches = cut_batches(encoded.lengths, BATCH_ROWS, BATCH_TOKENS)
                 yield answer_rows(run, encoded, pad, batches)["logits"]
 
-        return keys_of(content.encode("utf-8") for content in contents), compute
+        return np.fromiter(map(content_hash, contents), np.uint64), compute
 
     @cached_property
     def _scorer(self) -> Any:
