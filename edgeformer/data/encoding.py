@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic
@@ -94,12 +93,6 @@ class Prepared(Generic[RowsT]):
     train_texts: Callable[[], Iterator[Text]] | None = None
     teacher_logits: NDArray[np.float32] | None = None  # [training rows, C] of ``training.teacher``; training adds them
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that an imported model brings
-
-
-def count_values(numbers: NDArray[np.integer]) -> Counter[int]:
-    """Return value → number of occurrences."""
-    values, counts = np.unique(numbers, return_counts=True)
-    return Counter(dict(zip(values.tolist(), counts.tolist(), strict=True)))
 
 
 def encode_texts(

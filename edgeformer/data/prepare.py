@@ -27,7 +27,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data import data_warnings, splits
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
-from edgeformer.data.encoding import Encoded, Prepared, Rows, count_values, decode_labels, encode, states_types
+from edgeformer.data.encoding import Encoded, Prepared, Rows, decode_labels, encode, states_types
 from edgeformer.data.rows import (
     LabelledTexts,
     Text,
@@ -98,7 +98,7 @@ def prepare(
         words = Counter[int]()
         for piece in pieces:
             rows = encode_stored(piece, tokenizer, data)
-            words += count_values(count_words(piece.texts, data.cleaning))
+            words += Counter(count_words(piece.texts, data.cleaning).tolist())
             if kind is Encoded and rows.types is None and states_types(tokenizer, has_pairs):
                 rows = replace(rows, types=np.zeros(len(rows.ids), np.int8))  # as pieces with pairs have them
             yield rows
@@ -125,12 +125,13 @@ def prepare(
             for name, rows in sets.items()
         }
     # 3. Summarize all sets
-    words = {name: count_values(count_words(rows.texts, data.cleaning)) for name, rows in sets.items()}
+    words = {name: Counter(count_words(rows.texts, data.cleaning).tolist()) for name, rows in sets.items()}
     tokens: dict[str, Counter[int]] = {}
     for name, rows in {"train": train, **encoded}.items():
         tokens[name] = Counter()
         for start in range(0, len(rows), _ROWS_AT_ONCE):
-            tokens[name] += count_values(rows.sizes(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))))
+            numbers = np.arange(start, min(start + _ROWS_AT_ONCE, len(rows)))
+            tokens[name] += Counter(rows.sizes(numbers).tolist())
     counts = data_warnings.rows_per_label(data, sets)
     counts = {"train": dict(zip(data.labels, stored.facts.label_rows, strict=True)), **counts}
     inexact = {"train": stored.facts.inexact} | {name: getattr(encoded[name], "inexact", 0) for name in encoded}

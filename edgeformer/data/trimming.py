@@ -23,7 +23,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import Vocabulary
-from edgeformer.data.encoding import count_values, encode, encode_texts
+from edgeformer.data.encoding import encode, encode_texts
 from edgeformer.data.prepare import class_stream, cut_pool, set_texts
 from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, hash_texts
 from edgeformer.data.sources import load_parts
@@ -77,7 +77,7 @@ def trim_to_stream(
         hash_labels(digest, piece.labels)
     for piece in stream.pieces():
         hash_texts(digest, piece.texts)
-        uses.update(count_values(encode_texts(tokenizer, piece.texts, max_length)[0].ids))
+        uses.update(encode_texts(tokenizer, piece.texts, max_length)[0].ids.tolist())
     check_unchanged("train", digest.hexdigest(), trained_on, "export without --vocab-trim")
     most_used = sorted(uses, key=lambda token: (-uses[token], token))[: keeping.max_used]
     trimmed = trim_tokenizer(tokenizer, most_used, keeping.first)

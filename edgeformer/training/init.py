@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,7 +27,7 @@ from edgeformer.data.batching import describe_lengths, length_of_most
 from edgeformer.data.cleaning import count_words, normalizers
 from edgeformer.data.column_detection import DetectedColumns, detect_columns, detect_spans
 from edgeformer.data.data_warnings import label_findings, load_with_findings, rows_per_label
-from edgeformer.data.encoding import Encoded, count_values, encode_texts
+from edgeformer.data.encoding import Encoded, encode_texts
 from edgeformer.data.prepare import lengths_of_sets
 from edgeformer.data.records import COMPRESSIONS, FORMATS
 from edgeformer.data.rows import join_pair
@@ -243,7 +244,7 @@ def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Dra
         drafted = load_recipe(str(temporary)).training
 
     # 5. Describe lengths and doubts about the data
-    counts = count_values(count_words(sample, config.cleaning))
+    counts = Counter(count_words(sample, config.cleaning).tolist())
     lengths = text_lengths(lengths_of_sets({"train": counts})["train"], "words")
     if encoded is not None:
         bucketed, uncut = drafted.batching == "bucketed", float(np.mean(encoded.lengths <= max_length))

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.errors import DataError
 from edgeformer.artifacts.manifest import DataSummary
-from edgeformer.data.encoding import Encoded, Prepared, count_values, encode
+from edgeformer.data.encoding import Encoded, Prepared, encode
 from edgeformer.data.prepare import lengths_of_sets, prepare
 from edgeformer.data.sources import file_source, imported_data, load_part
 from edgeformer.data.splits import split
@@ -109,7 +109,7 @@ def test_sst2_with_bert_base_uncased(data_folder, tmp_path):
 
 def test_length_distribution_equals_numpy():
     lengths = np.random.default_rng(0).integers(0, 3000, 60)
-    result = lengths_of_sets({"set": count_values(lengths)})["set"]
+    result = lengths_of_sets({"set": Counter(lengths.tolist())})["set"]
     assert (result.min, result.max) == (lengths.min(), lengths.max())
     assert result.median == np.median(lengths) and result.mean == pytest.approx(np.mean(lengths), abs=1e-3)
     assert len(result.texts) == len(result.edges) - 1 <= 41 and sum(result.texts) == len(lengths)
