@@ -32,6 +32,10 @@ IGNORES_MERGES = frozenset({"llama-bpe"})
 """Splits with which llama.cpp takes a whole word that is a token without merging its parts."""
 
 
+_read = partial(json.loads, object_hook=lambda part: {key: part[key] for key in part if key != "trim_offsets"})
+"""Read JSON without the key that changes offsets only."""
+
+
 def split_name(document: Mapping[str, Any]) -> str | None:
     """Return llama.cpp's name of the splits of a tokenizer.json; None: it is no byte-level BPE, or has other splits.
 
@@ -39,20 +43,12 @@ def split_name(document: Mapping[str, Any]) -> str | None:
     """
     if document["model"]["type"] != "BPE" or document.get("normalizer") not in (None, {"type": "NFC"}):
         return None
+    pre_tokenizer = _read(json.dumps(document["pre_tokenizer"]))
     for name, make in SPLITS.items():
         if bool(document["model"].get("ignore_merges")) != (name in IGNORES_MERGES):
             continue
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = make()
-        if _essence(json.loads(tokenizer.to_str())["pre_tokenizer"]) == _essence(document["pre_tokenizer"]):
+        if _read(tokenizer.to_str())["pre_tokenizer"] == pre_tokenizer:
             return name
     return None
-
-
-def _essence(pre_tokenizer: Any) -> Any:
-    """Drop what changes offsets only."""
-    if isinstance(pre_tokenizer, list):
-        return [_essence(part) for part in pre_tokenizer]
-    if isinstance(pre_tokenizer, dict):
-        return {key: _essence(value) for key, value in pre_tokenizer.items() if key != "trim_offsets"}
-    return pre_tokenizer
