@@ -56,6 +56,12 @@ class TextTask(RowSource):
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
+    predictions: Callable[[Sequence[Text], Arrays, Bools, Any], Sequence[Prediction]]
+    """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
+
+    Arguments: texts; ``logits`` [n, C], and ``loops`` [n] if rows could exit early; whether each text was truncated,
+    [n]; the data section.
+    """
 
     @property
     def answerer(self) -> TextTask:
@@ -158,13 +164,6 @@ class TextTask(RowSource):
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
         """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
         return self.predictor_type(self, reader, data, max_rows)
-
-    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
-        """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
-
-        ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].
-        """
-        raise NotImplementedError
 
     def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
         """Return the rows with the model's own answers as labels, for an imported model without labelled data."""

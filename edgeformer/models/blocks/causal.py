@@ -23,6 +23,7 @@ Checkpointing = Literal["none", "loop", "cycles"]
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(q, k, v of the new tokens [B, H, n, D]) → attention to all tokens so far [B, H, n, D]; also stores k and v."""
 RunLoop = Callable[[Tensor, int], Tensor]
+"""(state, loop from 1) → state."""
 
 TOLERANCE = 1e-4
 """Largest harmless change, relative to the outputs' standard deviation. Rounding changes outputs by about 1e-6 of it,
@@ -57,6 +58,10 @@ class LanguageModel(nn.Module):
     """A decoder that returns the hidden states after its exits, and the heads that read them."""
 
     tokens: nn.Embedding
+    begin: Callable[[Tensor, Tensor | None, Mask], tuple[Tensor, RunLoop]]
+    """(input_ids, positions, mask) → embedded tokens [B, T, C], and the function that runs a loop."""
+    head_of: Callable[[int], Head]
+    """Return the head that answers after a loop."""
 
     def __init__(self, config: Any, exits: tuple[int, ...]) -> None:
         super().__init__()
@@ -83,14 +88,6 @@ class LanguageModel(nn.Module):
             if every or loop in self.exits:
                 states[loop] = x
         return states
-
-    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
-        """Return the embedded tokens [B, T, C], and the function that runs a loop: (state, loop) → state."""
-        raise NotImplementedError
-
-    def head_of(self, loop: int) -> Head:
-        """Return the head that answers after ``loop``."""
-        raise NotImplementedError
 
     def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
