@@ -218,7 +218,7 @@ class DeviceProfile(Frozen):
             return {key: value[key] for key in value if key != "calibration"}
         return value
 
-    def budget(self, *tasks: str) -> Budget:
+    def budget(self, *tasks: str | None) -> Budget:
         """Return the budget of the first of these tasks that has one, else a budget without limits."""
         return next((self.budgets[task] for task in tasks if task in self.budgets), Budget())
 

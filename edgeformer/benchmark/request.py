@@ -158,7 +158,7 @@ def resolve(
     # 4. Notes.
     notes = [*shape_notes(requirements), *task.shape_notes(manifest.data)]
     notes += [note("leaks")] if manifest.leaks else []
-    if device.budget(*task.budgets) == Budget():
+    if device.budget(task.name, task.budget) == Budget():
         memory_bytes = limit_of(requirements.limits, "memory") if options.max_memory_bytes is None else None
         kind = "no budget" if memory_bytes is None else "memory budget"
         notes.append(note(kind, profile=device.name, task=task.noun, memory=format_bytes(memory_bytes)))
@@ -191,7 +191,7 @@ def requirements_of(
     Limits of the options are judged at the shapes that the options name, if they name any.
     """
     # 1. Shapes: of the budget, cut to what the model takes, and of the command.
-    budget = device.budget(*task.budgets)
+    budget = device.budget(task.name, task.budget)
     shape = budget.batch, min(budget.seq, longest or budget.seq)
     is_cut = shape[1] < budget.seq
     budget_shape = f"{budget.batch}×{budget.seq}"

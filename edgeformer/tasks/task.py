@@ -239,11 +239,6 @@ class Task(Scorer):
         """Predictions of its models. Raises InputError if they make none."""
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
-    @property
-    def budgets(self) -> tuple[str, ...]:
-        """Tasks of a device profile whose budget applies to this one, in the order of preference."""
-        return (self.name,) if self.budget is None else (self.name, self.budget)
-
     def input_names(self, model: ModelConfig) -> tuple[str, ...]:
         """Return the inputs of a model's graphs, in the order of its arguments."""
         return (*self.golden_names[0], TOKEN_TYPES) if model.reads_types else self.golden_names[0]

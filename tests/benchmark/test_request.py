@@ -51,11 +51,11 @@ def test_budgets_are_by_task_and_shared_where_a_profile_has_none(manifest: Bundl
     labels = RTX.budgets["classification"]
     own = RTX.model_copy(update={"budgets": {"regression": labels.model_copy(update={"seq": 16}), "typo": labels}})
     assert limits_of(ProfileOptions(), RTX, manifest)["latency"] == labels.latency_p50_ms
-    assert [RTX.budget(*task.budgets) == labels for task in all_tasks()] == [
+    assert [RTX.budget(task.name, task.budget) == labels for task in all_tasks()] == [
         task.name not in ("embedding", "language-modeling", "tensors") for task in all_tasks()
     ]
-    assert own.budget(*get_task("regression").budgets).seq == 16
-    assert own.budget(*get_task("classification").budgets) == Budget()
+    assert own.budget("regression", get_task("regression").budget).seq == 16
+    assert own.budget("classification", get_task("classification").budget) == Budget()
     notes = resolve(ProfileOptions(), own, manifest).notes
     assert "the profile rtx4050 has a budget for 'typo', which is no task" in notes
 
