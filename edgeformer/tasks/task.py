@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -232,11 +232,15 @@ class Task(Scorer):
     @property
     def rows(self) -> RowSource:
         """Data of its models. Raises InputError for graphs that read no texts."""
+        if isinstance(self, RowSource):
+            return self
         raise InputError(f"a {self.noun} has no texts and labels to score; use profile, verify or export")
 
     @property
     def answerer(self) -> TextTask:
         """Predictions of its models. Raises InputError if they make none."""
+        if self.can_answer:
+            return cast("TextTask", self)
         raise InputError(f"a {self.noun} has no labels; use edgeformer {self.use}")
 
     def input_names(self, model: ModelConfig) -> tuple[str, ...]:
@@ -281,10 +285,6 @@ class RowSource(Task):
 
     texts_per_row: ClassVar[int] = 1  # 2: pairs, of which each text is read separately
     row_noun: ClassVar[str] = "rows"
-
-    @property
-    def rows(self) -> RowSource:
-        return self
 
     @abstractmethod
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:

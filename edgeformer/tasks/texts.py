@@ -63,10 +63,6 @@ class TextTask(RowSource):
     [n]; the data section.
     """
 
-    @property
-    def answerer(self) -> TextTask:
-        return self
-
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
         from edgeformer.data.prepare import prepare
 
