@@ -132,8 +132,11 @@ class FrozenStart:
                 f"{self._recipe.name}: the frozen start takes {format_bytes(self.fit_bytes)} (predicted), and "
                 f"{format_bytes(free)} are {source}; take fewer rows (data.rows), or leave training.start out"
             )
-        vectors, labels = self._read(self._prepared.train, progress)
-        validation_vectors, validation_labels = self._read(validation, progress)
+        answers = []  # vectors [n, d] and labels [n] or [n, C], of each set
+        for rows in (self._prepared.train, validation):
+            keys, labels = self._inputs(rows)
+            answers.append((self._vectors.complete(keys, partial(self._compute, rows, progress), progress), labels))
+        (vectors, labels), (validation_vectors, validation_labels) = answers
         best, weights = (np.inf, np.inf), None
         task: Any = get_task(self._recipe.task)  # a classifier of texts
         message = ""
@@ -160,12 +163,8 @@ class FrozenStart:
             seconds += self._vectors.seconds(self._inputs(rows)[0], partial(self._compute, rows, SILENT), further)
         return seconds
 
-    def _read(self, rows: Any, progress: Progress) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return the vectors of rows [n, d] and their labels [n] or [n, C]."""
-        keys, labels = self._inputs(rows)
-        return self._vectors.complete(keys, partial(self._compute, rows, progress), progress), labels
-
     def _inputs(self, rows: Any) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Return the keys of rows [n], and their labels [n] or [n, C]."""
         contents, labels = [], []
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             loaded, places = rows.loaded(np.arange(start, min(start + _ROWS_AT_ONCE, len(rows))))

@@ -79,9 +79,9 @@ class Objective:
         # 3. Prepare the data
         has_teacher = getattr(recipe.training, "teacher", None) is not None
         # Logits for every token would not fit: the loss of a language model computes them batch by batch.
-        teacher = Teacher(recipe, device) if has_teacher and not self.per_token else None
+        teacher = Teacher(recipe, cache, device) if has_teacher and not self.per_token else None
         self.prepared: Prepared = self.task.rows.prepare(recipe, cache, progress)
-        logits = teacher.logits(self.prepared, cache, progress) if teacher is not None else None
+        logits = teacher.logits(self.prepared, progress) if teacher is not None else None
         # Without the texts, which would stay in memory.
         self.prepared = replace(self.prepared, train_texts=None, teacher_logits=logits)
         fitted = fitted_recipe(recipe, self.prepared.tokenizer, progress.message)

@@ -79,10 +79,11 @@ def without_teacher(recipe: Recipe) -> Recipe:
 class Teacher:
     """The teacher of a recipe that :func:`with_teacher` returned. It reads raw texts with its own tokenizer.
 
-    Raises RecipeError if its labels are not those of the student.
+    A file in the folder ``cache`` keeps the logits of every text, for other students and for a training that is started
+    again. Raises RecipeError if its labels are not those of the student.
     """
 
-    def __init__(self, recipe: Any, device: torch.device = CPU) -> None:
+    def __init__(self, recipe: Any, cache: Path, device: torch.device = CPU) -> None:
         folder = Path(recipe.training.teacher)
         teacher: Any = read_run_recipe(folder)
         if teacher.task != recipe.task or teacher.data.labels != recipe.data.labels:
@@ -94,22 +95,17 @@ class Teacher:
         tokenizer_file = folder / MODEL_FOLDER / TOKENIZER_FILE
         self._tokenizer = tokenizer_from_file(tokenizer_file)
         checksums = [sha256_of(path) for path in (folder / MODEL_FOLDER / WEIGHTS, tokenizer_file)]
-        self._identity = hashlib.sha256(" ".join([teacher.fingerprint(), *checksums]).encode()).hexdigest()[:24]
+        identity = hashlib.sha256(" ".join([teacher.fingerprint(), *checksums]).encode()).hexdigest()[:24]
+        title = f"the logits of the teacher {folder.name}"
+        self._cached = CachedOutputs(cache / f"teacher-logits-{identity}.npz", teacher.classes, title)
 
-    def logits(self, prepared: Prepared[Any], cache: Path, progress: Progress) -> NDArray[np.float32]:
-        """Return the logits of all training texts, float32 [n, C].
+    def logits(self, prepared: Prepared[Any], progress: Progress) -> NDArray[np.float32]:
+        """Return the logits of all training texts, float32 [n, C]."""
+        return self._cached.complete(*self._inputs(prepared, progress), progress)
 
-        A file in ``cache`` keeps those of every text, for other students and for a training that is started again.
-        """
-        return self._cache(cache).complete(*self._inputs(prepared, progress), progress)
-
-    def seconds(self, prepared: Prepared[Any], cache: Path) -> float:
-        """Predict how long :meth:`logits` takes, from some of the texts; 0: the logits of all are in ``cache``."""
-        return self._cache(cache).seconds(*self._inputs(prepared, SILENT))
-
-    def _cache(self, folder: Path) -> CachedOutputs:
-        title = f"the logits of the teacher {self._folder.name}"
-        return CachedOutputs(folder / f"teacher-logits-{self._identity}.npz", self._recipe.classes, title)
+    def seconds(self, prepared: Prepared[Any]) -> float:
+        """Predict how long :meth:`logits` takes, from some of the texts; 0: the logits of all are in the file."""
+        return self._cached.seconds(*self._inputs(prepared, SILENT))
 
     def _inputs(self, prepared: Prepared[Any], progress: Progress) -> tuple[NDArray[np.uint64], Compute]:
         """Return the keys of the training texts, and the function that computes their logits."""

@@ -202,7 +202,7 @@ def planned_data(
         has_logits = not task.can_write and getattr(training, "teacher", None) is not None
         if logits_cache is not None and has_logits:
             with bar(progress, "Timing the teacher", None, ""):
-                teacher_s = Teacher(recipe).seconds(prepared, logits_cache)
+                teacher_s = Teacher(recipe, logits_cache).seconds(prepared)
         start_s, start_bytes = 0.0, 0
         if logits_cache is not None and has_frozen_start:
             with bar(progress, "Timing the encoder", None, ""):
