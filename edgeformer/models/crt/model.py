@@ -301,14 +301,15 @@ class CachedLoops(CachedModel):
             )
         super().__init__(model)
         self._keys_values = [KeyValueCache() for _ in range(model.loops)]
-        # Of the embedding, then of each loop.
-        self._convolutions: list[Tensor | None] = [None] * (model.loops + 1)
+        # Of the embedding, then of each loop; of a single row until the number of rows is known.
+        weight, chains = model.head.weight, (model.refine, *[model.trm] * model.loops)
+        self._convolutions = [weight.new_zeros(1, sum(trm.contexts), weight.shape[1]) for trm in chains]
 
     @torch.inference_mode()
     def embed(self, input_ids: Tensor, start: int, *, keep: bool) -> Tensor:
         """Embed the tokens from position ``start`` on, int64 [B, n] → [B, n, C]; ``keep`` stores them in the cache."""
         positions = torch.arange(start, start + input_ids.shape[1], device=input_ids.device)[None]
-        cache = self._convolution_cache(0, len(input_ids), self._model.refine)
+        cache = self._convolutions[0].expand(len(input_ids), -1, -1)
         h, next_cache = self._model.embed_cached(input_ids, positions, cache)
         if keep:
             self._convolutions[0] = next_cache
@@ -318,13 +319,9 @@ class CachedLoops(CachedModel):
     def run_loop(self, number: int, x: Tensor, *, keep: bool) -> Tensor:
         """Run loop ``number``, from 0, on the tokens after those it kept: [B, n, C] → [B, n, C]."""
         kept = self._keys_values[number]
-        cache = self._convolution_cache(number + 1, len(x), self._model.trm)
+        cache = self._convolutions[number + 1].expand(len(x), -1, -1)
         h, next_cache = self._model.block_cached(x, self._model.loop_encodings[number], kept.attend, cache)
         if keep:
             self._convolutions[number + 1] = next_cache
             kept.length += x.shape[1]
         return h
-
-    def _convolution_cache(self, index: int, rows: int, trm: TRM) -> Tensor:
-        cache, weight = self._convolutions[index], self._model.head.weight
-        return weight.new_zeros(rows, sum(trm.contexts), weight.shape[1]) if cache is None else cache
