@@ -17,7 +17,7 @@ from edgeformer.artifacts.data_config import DataConfig, DataSection, SpanData
 from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.manifest import DataSummary
 from edgeformer.artifacts.progress import SILENT, Progress
-from edgeformer.data.rows import LabelledTexts, Prompted, Text, label_sets, query_numbers
+from edgeformer.data.rows import LabelledTexts, Prompted, Text, query_numbers
 from edgeformer.data.tokenization import UNLIMITED, TextBounds, cutting
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def decode_labels(rows: Encoded, data: DataSection, texts: Sequence[Text] = ()) 
         return replace(rows, labels=np.stack([rows.labels, queries], axis=1))
     if data.separator is None:
         return rows
-    return replace(rows, labels=label_sets(rows.labels, len(data.labels)))
+    return replace(rows, labels=rows.labels[:, None] >> np.arange(len(data.labels)) & 1)
 
 
 class PlainText:

@@ -432,8 +432,3 @@ def label_counts(numbers: NDArray[np.int64], classes: int, *, several: bool) -> 
     if several:
         return [int((numbers >> bit & 1).sum()) for bit in range(classes)]
     return [int(count) for count in np.bincount(numbers, minlength=classes)]
-
-
-def label_sets(numbers: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
-    """Return sets of labels as 0 and 1, int64 [n, classes]."""
-    return np.asarray(numbers[:, None] >> np.arange(classes) & 1)

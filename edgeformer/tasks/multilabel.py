@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -132,16 +132,15 @@ def best_thresholds(confidence: Float64s, actual: Bools) -> list[float]:
     return thresholds
 
 
-def score(
-    logits: Floats, labels: NDArray[np.integer], names: Sequence[str], thresholds: Mapping[str, float] | None
-) -> MultiLabelScore:
+def score(logits: Floats, labels: NDArray[np.integer], data: Any) -> MultiLabelScore:
     """Compute micro and macro figures and the loss of logits and labels (0 or 1) [n, C]. Raises ValueError: n is 0.
 
-    ``thresholds``: label → threshold; None: the best thresholds on these rows.
+    Without ``data.thresholds``, the thresholds are those that are best on these rows.
     """
     if not len(labels):
         raise ValueError("cannot score an empty set")
     confidence, actual = probabilities(logits), labels.astype(bool)
+    names, thresholds = data.labels, data.thresholds
     limits = best_thresholds(confidence, actual) if thresholds is None else [thresholds[name] for name in names]
     predicted = confidence >= np.array(limits)
     hits, positives, present = (predicted & actual).sum(0), predicted.sum(0), actual.sum(0)
@@ -201,8 +200,7 @@ class MultiLabel(TextTask):
     )
     golden_note = f"too few to detect a loss of {MAX_SCORE_DROP['int8']:.1%}"
 
-    def score_rows(self, logits: Array, labels: Array, data: Any = None, /) -> MultiLabelScore:
-        return score(logits, labels, data.labels, data.thresholds)
+    score_rows = staticmethod(score)
 
     def settled(self, recipe: MultiLabelRecipe, validation: MultiLabelScore) -> MultiLabelRecipe:
         """Return the recipe with the label thresholds that were best on the validation set, if it states none."""

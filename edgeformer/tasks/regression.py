@@ -239,15 +239,12 @@ class Regression(TextTask):
         queries = np.random.default_rng(seed).permutation(np.unique(rows.labels[:, 1]))
         return np.concatenate([np.flatnonzero(rows.labels[:, 1] == query) for query in queries])[:GOLDEN_ROWS]
 
-    def client_config(self, prepared: Any, recipe: RegressionRecipe) -> dict[str, object]:
-        names = {"id2label": {"0": "score"}, "label2id": {"score": 0}}
-        return {**super().client_config(prepared, recipe), **names}
-
     def answer_config(self, data: RegressionData) -> dict[str, object]:
         """Return the keys by which transformers and sentence-transformers make the same scores of the outputs."""
         name = {"identity": "linear.Identity", "sigmoid": "activation.Sigmoid"}[data.activation]
         functions = {"activation_fn": f"torch.nn.modules.{name}"}
-        return {"problem_type": "regression", "sentence_transformers": functions}
+        names = {"id2label": {"0": "score"}, "label2id": {"score": 0}}
+        return {"problem_type": "regression", "sentence_transformers": functions, **names}
 
     def card_lines(self, recipe: RegressionRecipe) -> list[str]:
         data = recipe.data
