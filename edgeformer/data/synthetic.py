@@ -21,15 +21,11 @@ POSITIVE = 1
 class _Domain(NamedTuple):
     """Phrases about one kind of subject."""
 
-    subjects: tuple[str, ...]
-    aspects: tuple[str, ...]
-    asides: tuple[str, ...]
-    good: tuple[str, ...]
-    bad: tuple[str, ...]
-
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
+    subjects: list[str]
+    aspects: list[str]
+    asides: list[str]
+    good: list[str]
+    bad: list[str]
 
 
 _PHRASES = """\
@@ -53,15 +49,15 @@ it arrived on a monday,i bought the blue one,it came with two cables,i use it on
 the box weighs three pounds
 sturdy,reliable,quick,comfortable,precise,quiet,handy,durable
 flimsy,faulty,slow,awkward,fragile,useless,wobbly,cheap"""
-_DOMAINS = tuple(_Domain(*map(_words, lines.split("\n"))) for lines in _PHRASES.split("\n\n"))
-_GOOD = _words(
-    "good,great,excellent,wonderful,superb,brilliant,impressive,lovely,fantastic,satisfying,pleasant,perfect"
-)
-_BAD = _words("bad,terrible,awful,dreadful,poor,horrible,mediocre,annoying,disappointing,weak,unpleasant,miserable")
-_INTENSE = _words("really,very,truly,so,quite,absolutely,surprisingly,simply,rather,remarkably")
-_DENIALS = _words("not,never,hardly,not at all,by no means,anything but,far from,not even remotely,nowhere near")
-_VERBS = _words("was,is,seemed,felt,turned out to be,proved")
-_PREFIXES = _words("honestly,to be fair,in the end,overall,as for me,all in all,frankly,on the whole")
+_DOMAINS = [_Domain(*(line.split(",") for line in lines.split("\n"))) for lines in _PHRASES.split("\n\n")]
+_WORDS = """\
+good,great,excellent,wonderful,superb,brilliant,impressive,lovely,fantastic,satisfying,pleasant,perfect
+bad,terrible,awful,dreadful,poor,horrible,mediocre,annoying,disappointing,weak,unpleasant,miserable
+really,very,truly,so,quite,absolutely,surprisingly,simply,rather,remarkably
+not,never,hardly,not at all,by no means,anything but,far from,not even remotely,nowhere near
+was,is,seemed,felt,turned out to be,proved
+honestly,to be fair,in the end,overall,as for me,all in all,frankly,on the whole"""
+_GOOD, _BAD, _INTENSE, _DENIALS, _VERBS, _PREFIXES = (line.split(",") for line in _WORDS.split("\n"))
 
 
 def synthetic_reviews(rows: int, seed: int) -> Iterator[Row]:
