@@ -149,7 +149,8 @@ class Scorer(Protocol):
         """Compute the metric from the figures of some rows; resampling may repeat rows."""
 
     def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
-        """Explain why the score drop against FP32 on the same rows exceeds its limit; None: it does not."""
+        """Explain why the score drop against FP32 on the same rows exceeds its limit; None: parity alone limits it."""
+        return None
 
     def settled(self, recipe: Any, validation: Any) -> Any:
         """Return the recipe with what its score on the validation set decides; by default unchanged."""

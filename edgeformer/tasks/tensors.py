@@ -158,9 +158,6 @@ class TensorTask(Task):
 
     meter = row_answers = row_figures = metric_of = _has_no_rows
 
-    def lost(self, score: Any, reference: Any, precision: Precision, *, trimmed: bool) -> str | None:
-        return None  # parity limits the error
-
     def axes(self, data: TensorData) -> Axes:
         return {name: tuple(axis.takes or "" for axis in axes) for name, axes in data.inputs.items()}
 
