@@ -27,7 +27,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data import data_warnings, splits
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
-from edgeformer.data.encoding import Encoded, Prepared, Rows, decode_labels, encode, states_types
+from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode, states_types
 from edgeformer.data.rows import (
     LabelledTexts,
     Text,
@@ -248,18 +248,17 @@ def _held_out_sets(data: DataConfig, set_of_row: NDArray[np.int8]) -> dict[str, 
 
 
 def summarize(
-    config: DataSection, train: StoredRows[Any], texts: Mapping[str, LabelledTexts], rows: Mapping[str, Rows],
+    config: DataSection, train: StoredRows[Any], texts: Mapping[str, LabelledTexts], rows: Mapping[str, Any],
     **fields: Any,
 ) -> DataSummary:  # fmt: skip
     """Return the summary of the sets; ``texts`` and ``rows``: every set but train, in order, and encoded."""
     fingerprints = {"train": train.facts.fingerprint} | {name: texts[name].fingerprint() for name in texts}
     counts = {"train": train.facts.texts} | {name: len(texts[name]) for name in texts}
-    encoded: dict[str, Any] = {"train": train, **rows}
     lines = (f"{name} {counts[name]} {fingerprint}\n" for name, fingerprint in fingerprints.items())
     return DataSummary(
-        synthetic=config.synthetic, rows={name: len(set_rows) for name, set_rows in encoded.items()},
+        synthetic=config.synthetic, rows={"train": len(train)} | {name: len(rows[name]) for name in rows},
         fingerprint=hashlib.sha256("".join(lines).encode()).hexdigest(), fingerprints=fingerprints,
-        truncated_rows={name: set_rows.truncated for name, set_rows in encoded.items()},
+        truncated_rows={"train": train.facts.truncated} | {name: rows[name].truncated for name in rows},
         overlap=train.facts.overlap, **fields,
     )  # fmt: skip
 

@@ -100,11 +100,6 @@ class StoredRows(Generic[RowsT]):
     def __len__(self) -> int:
         return self.facts.rows
 
-    @property
-    def truncated(self) -> int:
-        """Rows that were truncated."""
-        return self.facts.truncated
-
     def sizes(self, numbers: Int64s) -> Int64s:
         """Return the tokens of the rows ``numbers``, int64 [n]."""
         offsets = self.arrays["offsets"]

@@ -293,7 +293,7 @@ def stored(tmp_path):
 def test_stored_rows_are_read_in_any_order(stored):
     folder, in_memory = stored
     rows = read_stored(folder, "this", Encoded, SILENT)
-    assert (len(rows), rows.truncated) == (1000, 1)
+    assert (len(rows), rows.facts.truncated) == (1000, 1)
     for numbers in (np.arange(1000), np.array([999, 0, 7, 7]), np.random.default_rng(1).permutation(1000)):
         loaded, places = rows.loaded(numbers)
         assert places.tolist() == list(range(len(numbers)))
