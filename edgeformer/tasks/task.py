@@ -277,8 +277,23 @@ class Task(Scorer):
         return {}
 
     def calls(self, golden: Golden, axes: Axes, shape: tuple[int, int], count: int) -> list[dict[str, Array]]:
-        """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs."""
-        return [dict(call) for call in make_buffers(golden, *shape, count)]
+        """Make ``count`` different inputs of one shape (batch size, length) from the golden inputs.
+
+        By default from the golden rows in turn, cut or repeated: real text keeps confidence exits and embedding lookups
+        realistic, and different inputs defeat caches.
+        """
+        (batch, seq), rows = shape, list[Tokens]()
+        for row in golden.texts():
+            repeated = row[1:] if row.size > 1 else row  # the first token ([CLS]) is not repeated
+            padding = np.resize(repeated, max(0, seq - row.size))
+            rows.append(np.concatenate([row, padding])[:seq])
+        calls: list[dict[str, Array]] = []
+        for number in range(count):
+            batch_rows = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
+            ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
+            further = {"attention_mask": np.ones_like(ids), TOKEN_TYPES: np.zeros_like(ids)}
+            calls.append({"input_ids": ids, **{name: further[name] for name in further if name in golden.arrays}})
+        return calls
 
 
 class RowSource(Task):
@@ -438,22 +453,3 @@ class RowSource(Task):
                 "run again"
             )
         return self.parity(logits, golden[name], precision, provider)
-
-
-def make_buffers(golden: Golden, batch: int, seq: int, count: int = 8) -> list[dict[str, Tokens]]:
-    """Make ``count`` different text inputs of shape [batch, seq] from the golden rows in turn, cut or repeated.
-
-    Real text keeps confidence exits and embedding lookups realistic; different buffers defeat caches.
-    """
-    rows: list[Tokens] = []
-    for row in golden.texts():
-        repeated = row[1:] if row.size > 1 else row  # the first token ([CLS]) is not repeated
-        padding = np.resize(repeated, max(0, seq - row.size))
-        rows.append(np.concatenate([row, padding])[:seq])
-    buffers: list[dict[str, Tokens]] = []
-    for number in range(count):
-        batch_rows = [rows[(number * batch + offset) % len(rows)] for offset in range(batch)]
-        ids = np.ascontiguousarray(np.stack(batch_rows), dtype=np.int64)
-        further = {"attention_mask": np.ones_like(ids), TOKEN_TYPES: np.zeros_like(ids)}
-        buffers.append({"input_ids": ids, **{name: further[name] for name in further if name in golden.arrays}})
-    return buffers

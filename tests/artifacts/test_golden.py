@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.golden import GOLDEN_FILE, Golden, GoldenError, read_golden, write_golden
-from edgeformer.tasks.task import make_buffers
+from edgeformer.tasks import get_task
 from tests.runtimes import tiny_bundle
 
 IDS = np.array([[1, 5, 6, 0], [1, 7, 0, 0]])
@@ -80,14 +80,14 @@ def test_nothing_is_unpickled_and_damage_is_named(tmp_path: Path) -> None:
 )
 def test_a_row_is_cut_or_repeats_its_own_tokens_behind_the_first(row: list[int], seq: int, expected: list[int]) -> None:
     golden = Golden(Path("golden.npz"), {"input_ids": np.array([row])})
-    assert make_buffers(golden, 1, seq, 1)[0]["input_ids"].tolist() == [expected]
+    assert get_task("classification").calls(golden, {}, (1, seq), 1)[0]["input_ids"].tolist() == [expected]
 
 
 @pytest.mark.parametrize(("batch", "seq"), [(1, 1), (1, 16), (16, 128), (3, 5)])
 def test_buffers_have_the_stated_shape_and_differ(tmp_path: Path, batch: int, seq: int) -> None:
     tiny_bundle.write_golden(tmp_path / "golden.npz")
     golden = read_golden(tmp_path / "golden.npz")
-    buffers = make_buffers(golden, batch, seq, count=3)
+    buffers = get_task("classification").calls(golden, {}, (batch, seq), 3)
     real = {int(token) for row in golden.texts() for token in row}
     for buffer in buffers:
         assert buffer["input_ids"].shape == buffer["attention_mask"].shape == (batch, seq)

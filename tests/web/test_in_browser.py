@@ -23,8 +23,8 @@ from edgeformer.inference.sampling import Sampling
 from edgeformer.measurement.trackers import drifted, summarise, windows_agree
 from edgeformer.models import load_recipe
 from edgeformer.run import locate
+from edgeformer.tasks import get_task
 from edgeformer.tasks.scoring import TextPredictor
-from edgeformer.tasks.task import make_buffers
 from edgeformer.training.train import TrainOptions, train
 from edgeformer.web import PageOptions, publish
 from tests.cli.in_process import Edgeformer
@@ -352,7 +352,9 @@ def test_page_summarises_samples_as_profile_does(site: Path, tab: Tab) -> None:
         golden = read_golden(CLASSIFIER / "golden.npz")
         rows = [row.tolist() for row in golden.texts()]
         for batch, seq in ((1, 4), (3, 60), (70, 16)):
-            expected = [buffer["input_ids"].tolist() for buffer in make_buffers(golden, batch, seq)]
+            expected = [
+                buffer["input_ids"].tolist() for buffer in get_task("classification").calls(golden, {}, (batch, seq), 8)
+            ]
             assert modules(tab, f"inputs.makeBuffers({json.dumps(rows)}, {batch}, {seq})") == expected
     for sample, (latency, drift, agree) in zip(samples, summaries, strict=True):
         expected = summarise(sample, True).model_dump(mode="json")
