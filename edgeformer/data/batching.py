@@ -69,10 +69,7 @@ def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64
 
 
 def cut_batches(lengths: Int64s, max_rows: int, tokens: int) -> list[Int64s]:
-    """Return row numbers of batches, longest rows first, with at most ``max_rows`` rows and ``tokens`` padded tokens.
-
-    A batch has at least one row.
-    """
+    """Return rows of batches, longest first: at most ``max_rows`` and ``tokens`` padded tokens, at least one row."""
     order = np.argsort(-lengths, kind="stable")
     batches = []
     while len(order):
@@ -229,10 +226,7 @@ class TextRows(Rows):
 def paragraph_rows(
     encoded: Encoded, words: int, boundary: int, sequence_length: int, begin: Sequence[int] | None = None
 ) -> TextRows:
-    """Make one row per paragraph: ``begin`` (None: boundary), tokens, boundary.
-
-    Rows are cut to ``sequence_length`` + 1 tokens (as ``words``).
-    """
+    """Make a row of each paragraph: ``begin`` (None: boundary), tokens, boundary, cut to ``sequence_length`` + 1."""
     begin = (boundary,) if begin is None else begin
     sizes = np.minimum(encoded.lengths + len(begin) + 1, sequence_length + 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
