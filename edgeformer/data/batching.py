@@ -62,15 +62,14 @@ def describe_lengths(rows: Rows | StoredRows[Any], batch_size: int, *, bucketed:
     return text if shorter >= max_length else f"{text}; data.max_length {shorter} would read 98% of the texts whole"
 
 
-def ordered_batches(lengths: NDArray[np.integer], batch_size: int) -> list[Int64s]:
-    """Return the row numbers of batches for evaluation, longest rows first: memory runs out at the start or never."""
+def cut_batches(lengths: NDArray[np.integer], max_rows: int, tokens: int | None = None) -> list[Int64s]:
+    """Return the row numbers of batches for evaluation, longest rows first: memory runs out at the start or never.
+
+    A batch has at most ``max_rows`` rows and ``tokens`` padded tokens (None: any number), and at least one row.
+    """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").astype(np.int64)
-    return _split_order(order, batch_size)
-
-
-def cut_batches(lengths: Int64s, max_rows: int, tokens: int) -> list[Int64s]:
-    """Return rows of batches, longest first: at most ``max_rows`` and ``tokens`` padded tokens, at least one row."""
-    order = np.argsort(-lengths, kind="stable")
+    if tokens is None:
+        return _split_order(order, max_rows)
     batches = []
     while len(order):
         count = max(1, min(max_rows, tokens // int(lengths[order[0]])))

@@ -15,7 +15,7 @@ from edgeformer.artifacts.errors import DataError, InputError, MissingDependency
 from edgeformer.artifacts.manifest import ArtifactManifest, TextCalls
 from edgeformer.artifacts.progress import Progress, bar
 from edgeformer.artifacts.scores import Score
-from edgeformer.data.batching import collate, cut_batches, ordered_batches
+from edgeformer.data.batching import collate, cut_batches
 from edgeformer.data.encoding import Encoded, encode_prompted
 from edgeformer.data.rows import Text, Unreadable, text_parts
 from edgeformer.tasks.arrays import Arrays, Bools, Int64s
@@ -46,7 +46,7 @@ def answer_rows(
     a call that fails are run one by one.
     """
     if isinstance(batches, int):
-        batches = ordered_batches(encoded.lengths, batches)
+        batches = cut_batches(encoded.lengths, batches)
     answers: dict[str, NDArray[Any]] = {}
     pending = deque(batches)
     while pending:

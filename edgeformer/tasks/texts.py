@@ -18,7 +18,7 @@ from edgeformer.artifacts.manifest import Precision
 from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
-from edgeformer.data.batching import collate, ordered_batches
+from edgeformer.data.batching import collate, cut_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
 from edgeformer.data.rows import LabelledTexts, Text, label_rows
 from edgeformer.data.tokenization import load_tokenizer, special_ids
@@ -119,7 +119,7 @@ class TextTask(RowSource):
     def call_batches(
         self, rows: Any, max_rows: int, vocabulary: int, *, losses: bool = False, first: int | None = None
     ) -> list[Int64s]:
-        return ordered_batches(rows.lengths[:first], max_rows)
+        return cut_batches(rows.lengths[:first], max_rows)
 
     def golden_rows(self, rows: Any, seed: int) -> NDArray[np.integer]:
         """Draw the numbers of validation rows for the golden inputs; by default of 64."""

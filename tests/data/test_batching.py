@@ -77,7 +77,7 @@ def test_bucketed_batches_have_similar_lengths_in_random_order(streamed):
 def test_rows_of_equal_length_keep_their_order():
     """An unstable sort differs between processors, and a repeated run would differ from the first."""
     rows = Rows(400, (0, 1))
-    order = [row for batch in batching.ordered_batches(rows.sizes(np.arange(400)), 16) for row in batch.tolist()]
+    order = [row for batch in batching.cut_batches(rows.sizes(np.arange(400)), 16) for row in batch.tolist()]
     assert order == [*range(1, 400, 2), *range(0, 400, 2)]
     shuffled = np.concatenate(plan(rows, 16, seed=3, epoch=1, bucketed=False))
     position = np.argsort(shuffled)
@@ -110,13 +110,13 @@ def test_streamed_plan_of_a_trillion_rows_takes_the_memory_of_64_batches():
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint32])
 def test_evaluation_batches_start_with_the_longest_row(dtype):
-    batches = batching.ordered_batches(np.array([3, 9, 1, 9, 5], dtype=dtype), 2)
+    batches = batching.cut_batches(np.array([3, 9, 1, 9, 5], dtype=dtype), 2)
     assert as_lists(batches) == [[1, 3], [4, 0], [2]]
     assert {batch.dtype for batch in batches} == {np.dtype(np.int64)}
-    assert batching.ordered_batches(np.array([], dtype=dtype), 2) == []
+    assert batching.cut_batches(np.array([], dtype=dtype), 2) == []
     for make in (
         lambda: plan(Rows(1), 0, bucketed=False),
-        lambda: batching.ordered_batches(np.array([1], dtype=dtype), -1),
+        lambda: batching.cut_batches(np.array([1], dtype=dtype), -1),
     ):
         with pytest.raises(ValueError, match="batch_size"):
             make()

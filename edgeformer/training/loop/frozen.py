@@ -23,7 +23,7 @@ from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.artifacts.units import format_bytes
-from edgeformer.data.batching import IGNORED, collate, ordered_batches
+from edgeformer.data.batching import IGNORED, collate, cut_batches
 from edgeformer.data.splits import content_hash
 from edgeformer.models.adapter import run_scorer, sharing_copy
 from edgeformer.models.linear.fitting import binary_cross_entropy, cross_entropy, minimize
@@ -177,7 +177,7 @@ class FrozenStart:
         for start in range(0, len(numbers), _ROWS_AT_ONCE):
             loaded, places = rows.loaded(numbers[start : start + _ROWS_AT_ONCE])
             vectors = np.empty((len(places), self._vectors.width), np.float32)
-            for batch in ordered_batches(loaded.sizes(places), BATCH_ROWS):
+            for batch in cut_batches(loaded.sizes(places), BATCH_ROWS):
                 arrays = collate(loaded, places[batch], self._prepared.pad)
                 inputs = {name: torch.from_numpy(array).to(self._device) for name, array in arrays.items()}
                 with torch.inference_mode():

@@ -21,7 +21,7 @@ from edgeformer.artifacts.progress import SILENT, Progress
 from edgeformer.artifacts.recipe import Recipe
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import format_duration
-from edgeformer.data.batching import concatenate, ordered_batches, pad_batch, padded_lengths, plan_batches
+from edgeformer.data.batching import concatenate, cut_batches, pad_batch, padded_lengths, plan_batches
 from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, run_scorer
@@ -164,7 +164,7 @@ class Objective:
             rows = self.prepared.validation if name == "validation" else self.prepared.tests[name]
             scorer = self.model_spec.adapter.scorer(model).eval()
             meter = self.task.meter(self.model_spec.trained_exits(self.recipe.model), data=self.recipe.data)
-            batches = ordered_batches(rows.lengths, self.task.rows.rows_at_once(int(rows.lengths.max(initial=1))))
+            batches = cut_batches(rows.lengths, self.task.rows.rows_at_once(int(rows.lengths.max(initial=1))))
             first, started = 0, time.perf_counter()
             while first < len(batches):
                 # A process without a batch computes the last one: all must gather the shards of the weights.
