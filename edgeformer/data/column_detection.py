@@ -12,8 +12,7 @@ from typing import Any
 
 from edgeformer.artifacts.data_config import FileSource
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError, InputError
-from edgeformer.data import sources
-from edgeformer.data.records import Dialect, check_file, detect_dialect, file_records, first_lines, suffix_format
+from edgeformer.data import records, sources
 from edgeformer.data.rows import comparison_key, excerpt, format_names, plain_label
 from edgeformer.data.sources import CHARACTERS, LABEL_COLUMNS, PAIR_COLUMNS, SPANS, TEXT_COLUMNS, Columns
 
@@ -84,11 +83,11 @@ class DetectedColumns:
 
 def detect_spans(path: Path, columns: Columns) -> DetectedColumns | None:
     """Return labels of a file of texts with spans; None: it is another file. Raises DataError if it is damaged."""
-    check_file(path)
+    records.check_file(path)
     source = sources.file_source(path, SPANS, columns=columns)
-    kind = suffix_format(path)
+    kind = records.suffix_format(path)
     if kind == "jsonl" and columns.text_pair is None:
-        spans = next((values.get(str(source.label)) for _, values in file_records(source)), None)
+        spans = next((values.get(str(source.label)) for _, values in records.file_records(source)), None)
         if not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans):
             return None
     elif kind != "conll":
@@ -116,11 +115,11 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
     # 1. Read all rows
     source = _detect_layout(path, columns)
     first_names = sources.columns_of(source)
-    if suffix_format(path) != "jsonl":  # the first record of JSON Lines may lack a key that others have
+    if records.suffix_format(path) != "jsonl":  # the first record of JSON Lines may lack a key that others have
         columns.check(path, first_names)
     facts: dict[str, ColumnFacts] = {}
     rows = 0
-    for _, values in file_records(source):
+    for _, values in records.file_records(source):
         rows += 1
         for name, value in values.items():
             facts.setdefault(name, ColumnFacts(name)).add(value)
@@ -199,15 +198,16 @@ def detect_columns(path: Path, columns: Columns) -> DetectedColumns:
 
 def _detect_layout(path: Path, columns: Columns) -> FileSource:
     """Return the file with its delimiter, and whether its first line names the columns. Raises DataError."""
-    check_file(path)
-    stated, kind = columns.layout, suffix_format(path)
+    records.check_file(path)
+    stated, kind = columns.layout, records.suffix_format(path)
     layout: dict[str, object] = {"kind": "file", "path": str(path), "label": None, **stated}
     if kind in ("jsonl", "parquet"):
         return FileSource.model_validate(layout)
-    lines = first_lines(path, columns.encoding)
-    dialect, table_lines = detect_dialect(iter(enumerate(lines)), stated.get("delimiter"), stated.get("quote"))
+    with records.open_data_file(path, columns.encoding) as file:
+        lines = [line for _, line in records.first_lines(records.lines_of(path, file))]
+    dialect, table_lines = records.detect_dialect(iter(enumerate(lines)), stated.get("delimiter"), stated.get("quote"))
     if kind == "tsv" and not {"delimiter", "quote"} & stated.keys():
-        dialect = Dialect("\t", '"')
+        dialect = records.Dialect("\t", '"')
         if any(cell[:1] == cell[-1:] == '"' for line in lines for cell in line.rstrip("\r\n").split("\t")):
             layout |= {"delimiter": "\t", "format": "csv"}
     else:

@@ -328,13 +328,8 @@ def _conll_records(path: Path, lines: Iterator[Line], source: FileSource) -> Ite
         tags.append(parse_tag(tag))
 
 
-def first_lines(path: Path, encoding: str | None = None) -> list[str]:
-    """Return the lines with their ends by which a dialect is detected. Raises DataError as :func:`file_records`."""
-    with open_data_file(path, encoding) as file:
-        return [line for _, line in _sample_lines(lines_of(path, file))]
-
-
-def _sample_lines(lines: Iterator[Line]) -> Iterator[Line]:
+def first_lines(lines: Iterator[Line]) -> Iterator[Line]:
+    """Yield the lines by which a dialect is detected."""
     characters = 0
     for number, line in itertools.islice(lines, _SAMPLE_LINES):
         characters += len(line)
@@ -358,7 +353,7 @@ def detect_dialect(
     By its characters most rows have as many columns as the first row, which has at least two. Single quotes win a tie
     if half of the rows have a cell in them. If no delimiter is better, also for a table with one column, it is a comma.
     """
-    sample = list(_sample_lines(lines))
+    sample = list(first_lines(lines))
     delimiter_line = _DELIMITER_LINE.fullmatch(sample[0][1]) if sample else None
     if delimiter_line:
         del sample[0]

@@ -139,14 +139,13 @@ class _InterruptibleInput(io.RawIOBase):
 
 
 def _open_table(path: Path, how: Reading) -> Unlabelled:
-    encoding = how.columns.encoding
     source = replacement_source(path, how.parts, how.columns, labelled=False, single=how.single)
     kind, delimiter, bom = records.format_of_source(source), ",", False
     if kind in ("csv", "tsv"):
         delimiter = "\t"
         if kind == "csv":
-            lines = enumerate(records.first_lines(path, encoding))
-            dialect, _ = records.detect_dialect(lines, source.delimiter, source.quote)
+            with records.open_data_file(path, how.columns.encoding) as file:
+                dialect, _ = records.detect_dialect(records.lines_of(path, file), source.delimiter, source.quote)
             delimiter = dialect.delimiter
         with path.open("rb") as file:
             bom = file.read(3).startswith(_BYTE_ORDER_MARKS)
