@@ -46,41 +46,26 @@ _MOVES = {"Slice", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Sp
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """A module to export, in evaluation mode on the CPU, with example arguments.
-
-    Attributes:
-        inputs: name → example, in the order of the module's arguments. A dynamic axis is at least 2 long, because torch
-            specialises on 0 and 1.
-        axes: input → axis → name of the dynamic size: ``batch``, ``sequence``, ``past``…
-        longest: dynamic size → its largest value, if bounded.
-    """
+    """A module to export, in evaluation mode on the CPU, with example arguments."""
 
     module: nn.Module
-    inputs: Mapping[str, Tensor]
-    axes: Mapping[str, Mapping[int, str]]
+    inputs: Mapping[str, Tensor]  # examples by name, in the order of the arguments; dynamic axes are 2 long or more
+    axes: Mapping[str, Mapping[int, str]]  # input → axis → name of the dynamic size: batch, sequence, past…
     outputs: Sequence[str] = ("logits",)
-    longest: Mapping[str, int] = field(default_factory=dict)
+    longest: Mapping[str, int] = field(default_factory=dict)  # dynamic size → its largest value, if bounded
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """All graphs of one model in one precision: of all exits, as in :class:`Exits`, and with caches to generate text.
+    """All graphs of one model in one precision."""
 
-    Attributes:
-        steps: part → graph (embed, loop, readout…); empty if not requested.
-        shared_weights: the graphs keep their weights in one common file, instead of one file each.
-        has_row_scales: INT8 activations need a scale per position, because some positions are far larger than others.
-        in_blocks: INT8 and INT4 have a scale per block, as llama.cpp's types, for activations as well.
-        pieces: traced parts by name, for reuse.
-    """
-
-    exits: onnx_ir.Model
-    steps: dict[str, onnx_ir.Model] = field(default_factory=dict)
-    decode: onnx_ir.Model | None = None
-    shared_weights: bool = False
-    has_row_scales: bool = False
-    in_blocks: bool = False
-    pieces: Mapping[str, onnx_ir.Model] = field(default_factory=dict)
+    exits: onnx_ir.Model  # of all exits, as in :class:`Exits`
+    steps: dict[str, onnx_ir.Model] = field(default_factory=dict)  # embed, loop, readout…; empty if not requested
+    decode: onnx_ir.Model | None = None  # with caches, to generate text
+    shared_weights: bool = False  # the graphs keep their weights in one common file, instead of one file each
+    has_row_scales: bool = False  # INT8 activations need a scale per position: some are far larger than others
+    in_blocks: bool = False  # INT8 and INT4 have a scale per block, as llama.cpp's types, for activations as well
+    pieces: Mapping[str, onnx_ir.Model] = field(default_factory=dict)  # traced parts by name, for reuse
 
 
 class Piece(nn.Module):
@@ -93,16 +78,11 @@ class Piece(nn.Module):
 
 
 class Exits(Piece):
-    """A model as a module from graph inputs to the logits of every exit, then the state after every loop.
-
-    Attributes:
-        exits: the loops after which it answers, in rising order, the last one being the full model.
-        outputs: names of its results.
-    """
+    """A model as a module from graph inputs to the logits of every exit, then the state after every loop."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model, model.every_exit)
-        self.exits = tuple(model.exits)
+        self.exits = tuple(model.exits)  # the loops after which it answers, in rising order; the last is the full model
         self.outputs = (*map(exit_logits, self.exits), *map(state_name, range(1, self.exits[-1] + 1)))
 
 

@@ -90,26 +90,18 @@ class Head(nn.Module):
 
 @dataclass(frozen=True)
 class Components:
-    """Modules of an encoder, common to all architectures.
+    """Modules of an encoder, common to all architectures."""
 
-    Attributes:
-        words, positions: tables [V, e] and [P, e]; no positions: they are relative ones alone.
-        has_padding_row: the first row of ``positions`` is that of a token that counts no position.
-        norm, dropout: of the embeddings; ``project`` from their width to the layers'.
-        layers: each once, in the ``order`` of their applications.
-        layer_inputs: the padding mask and relative positions as the layers read them.
-    """
-
-    words: nn.Embedding
-    positions: nn.Embedding | None
-    has_padding_row: bool
+    words: nn.Embedding  # [V, e]
+    positions: nn.Embedding | None  # [P, e]; None: positions are relative ones alone
+    has_padding_row: bool  # the first row of ``positions`` is that of a token that counts no position
     types: nn.Embedding | None
-    norm: nn.Module
-    dropout: float
-    layers: list[nn.Module]
-    order: tuple[int, ...]
-    layer_inputs: LayerInputs
-    project: nn.Module | None = None
+    norm: nn.Module  # of the embeddings
+    dropout: float  # of the embeddings
+    layers: list[nn.Module]  # each once
+    order: tuple[int, ...]  # of their applications
+    layer_inputs: LayerInputs  # the padding mask and relative positions as the layers read them
+    project: nn.Module | None = None  # from the width of the embeddings to that of the layers
     final_norm: nn.Module | None = None
     head: Head | None = None
 
@@ -190,26 +182,21 @@ def load_components(
 
 @dataclass(frozen=True)
 class Layout:
-    """Where transformers keeps the parts of an architecture, and its dropouts.
+    """Where transformers keeps the parts of an architecture, and its dropouts."""
 
-    Attributes:
-        layers, words, norm, project, final_norm: names of the encoder's modules.
-        layer_parts: module of BERT's layer → the same one here, for layers that become BERT's.
-        dense, head_norm, out: names of modules of a sequence classifier, in the order of their application.
-        activation: of ``dense``: a function, or the key of config.json that names it.
-        dropout, dense_dropout, out_dropout: keys of config.json; without a value, the head has the encoder's dropout.
-    """
-
+    # Names of the encoder's modules, and module of BERT's layer → the same one here, for layers that become BERT's
     layers: str = "encoder.layer"
     words: str = "embeddings.word_embeddings"
     norm: str = "embeddings.LayerNorm"
     project: str = ""
     final_norm: str = ""
     layer_parts: Mapping[str, str] = field(default_factory=dict)
+    # Names of modules of a sequence classifier
     dense: str = "classifier.dense"
-    activation: str = "tanh"
+    activation: str = "tanh"  # of ``dense``: a function, or the key of config.json that names it
     head_norm: str = ""
     out: str = "classifier.out_proj"
+    # Keys of config.json; without a value, the head has the encoder's dropout
     dropout: str = "hidden_dropout_prob"
     dense_dropout: str = "classifier_dropout"
     out_dropout: str = "classifier_dropout"

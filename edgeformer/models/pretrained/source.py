@@ -180,37 +180,26 @@ class SentenceSettings(ConfigFile):
 
 @dataclass(frozen=True)
 class Source:
-    """A model's folder, under its ``name`` as the user gave it.
-
-    Attributes:
-        folder: of its configuration and weights; ``files``: where all its files are.
-        config: its config.json without keys that do not describe the model; ``sizes``: what is read of it here.
-        max_positions: tokens of the longest text.
-        labels: names of its classes, in order; empty if its config.json names none.
-        tags_tokens: it is a token classifier; ``classifies``: a sequence classifier.
-        other_head: its class, if that is neither one of these, nor a bare encoder or a pretraining one.
-        has_code: config.json names code, which is not run.
-        pooling, normalize: how a sentence-transformers folder makes embeddings; pools_prompt: from the prompt, too.
-        settings: its prompts, and the activation function of a cross-encoder.
-    """
+    """A model's folder, under its ``name`` as the user gave it."""
 
     name: str
     files: SourceFolder
-    config: Mapping[str, Any]
-    sizes: EncoderFile
-    max_positions: int
-    labels: tuple[str, ...]
-    classifies: bool
-    tags_tokens: bool
-    other_head: str | None
-    has_code: bool
-    pooling: str | None
+    config: Mapping[str, Any]  # its config.json without keys that do not describe the model
+    sizes: EncoderFile  # what is read of it here
+    max_positions: int  # tokens of the longest text
+    labels: tuple[str, ...]  # names of its classes, in order; empty if its config.json names none
+    classifies: bool  # it is a sequence classifier
+    tags_tokens: bool  # it is a token classifier
+    other_head: str | None  # its class, if neither one of these, nor a bare encoder or a pretraining one
+    has_code: bool  # config.json names code, which is not run
+    pooling: str | None  # how a sentence-transformers folder makes embeddings
     normalize: bool
-    pools_prompt: bool
-    settings: SentenceSettings
+    pools_prompt: bool  # the prompt is pooled, too
+    settings: SentenceSettings  # its prompts, and the activation function of a cross-encoder
 
     @property
     def folder(self) -> Path:
+        """Folder of its configuration and weights."""
         return self.files.folder
 
     @cached_property
