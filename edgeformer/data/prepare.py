@@ -142,14 +142,10 @@ def prepare(
         text_words=lengths_of_sets({"train": stored.facts.text_words, **words}), text_tokens=lengths_of_sets(tokens),
     )  # fmt: skip
     return Prepared(
-        tokenizer=tokenizer,
-        pad=special_ids(tokenizer).pad,
-        train=train,
-        validation=encoded["validation"],
-        tests={name: rows for name, rows in encoded.items() if name != "validation"},
-        summary=summary,
+        tokenizer=tokenizer, pad=special_ids(tokenizer).pad, train=train, validation=encoded["validation"],
+        tests={name: rows for name, rows in encoded.items() if name != "validation"}, summary=summary,
         train_texts=None if isinstance(data, SpanData) else lambda: (text for text, _ in stream.pairs()),
-    )
+    )  # fmt: skip
 
 
 def unlabelled_texts(data: DataConfig, known: Iterable[Text]) -> list[Text]:

@@ -76,13 +76,9 @@ def score(logits: Floats, labels: NDArray[np.int64], data: Any = None) -> Classi
         per_class.append((ratio(hits, positives), ratio(hits, actual), ratio(2 * hits, positives + actual)))
     precision, recall, f1 = np.mean(per_class, axis=0)
     return ClassificationScore(
-        n=len(labels),
-        accuracy=float((predicted == labels).mean()),
-        precision=float(precision),
-        recall=float(recall),
-        f1=float(f1),
-        loss=float(token_losses(logits, labels).mean()),
-    )
+        n=len(labels), accuracy=float((predicted == labels).mean()), precision=float(precision), recall=float(recall),
+        f1=float(f1), loss=float(token_losses(logits, labels).mean()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

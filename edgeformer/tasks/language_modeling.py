@@ -152,21 +152,16 @@ class LanguageMeter(Meter):
         last, early, early_loss = self._exits[-1], None, self._early_loss_sum / self._tokens
         if self._has_confidence:
             early = EarlyExitScore(
-                loss=early_loss,
-                perplexity=perplexity_of(early_loss),
+                loss=early_loss, perplexity=perplexity_of(early_loss),
                 mean_loops=sum(loop * count for loop, count in self._exit_counts.items()) / self._tokens,
                 share={str(loop): count / self._tokens for loop, count in self._exit_counts.items()},
                 thresholds={str(loop): threshold for loop, threshold in self._thresholds.items()},
-            )
+            )  # fmt: skip
         return LanguageScore(
-            loss=exits[str(last)].loss,
-            perplexity=exits[str(last)].perplexity,
-            n=self._tokens,
-            words=words,
-            word_perplexity=perplexity_of(self._loss_sums[last] / words) if words else None,
-            exits=exits,
+            loss=exits[str(last)].loss, perplexity=exits[str(last)].perplexity, n=self._tokens, words=words,
+            word_perplexity=perplexity_of(self._loss_sums[last] / words) if words else None, exits=exits,
             early_exit=early,
-        )
+        )  # fmt: skip
 
 
 MAX_PERPLEXITY_RISE: dict[Precision, float] = {"fp32": 0.0, "fp16": 0.002, "int8": 0.02, "int4": 0.06}

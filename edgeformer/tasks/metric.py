@@ -201,16 +201,11 @@ def as_parity(error: Floats, spread: float, agrees: Bools, precision: Precision,
     if kind == "absolute" and tolerance is not None:
         tolerance *= max(1.0, spread)  # rounding grows with the logits: those of SmolLM2 spread by 6
     return Parity(
-        status="measured",
-        n=len(agrees),
-        provider=provider,
-        max_abs_error=float(error.max()) if finite else None,
+        status="measured", n=len(agrees), provider=provider, max_abs_error=float(error.max()) if finite else None,
         mean_abs_error=float(error.mean(dtype=np.float64)) if finite else None,
-        relative_error=float(error.max()) / spread if spread and finite else None,
-        top1_agreement=float(agrees.mean()),
-        tolerance=tolerance,
-        tolerance_kind=kind,
-    )
+        relative_error=float(error.max()) / spread if spread and finite else None, top1_agreement=float(agrees.mean()),
+        tolerance=tolerance, tolerance_kind=kind,
+    )  # fmt: skip
 
 
 def out_of_tolerance(parity: Parity) -> str | None:

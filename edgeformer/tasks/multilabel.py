@@ -148,16 +148,13 @@ def score(logits: Floats, labels: NDArray[np.integer], data: Any) -> MultiLabelS
     wide = logits.astype(np.float64)
     losses = np.logaddexp(0, wide) - wide * actual
     return MultiLabelScore(
-        n=len(actual),
-        accuracy=float((predicted == actual).all(1).mean()),
-        precision=ratio(hits.sum(), positives.sum()),
-        recall=ratio(hits.sum(), present.sum()),
+        n=len(actual), accuracy=float((predicted == actual).all(1).mean()),
+        precision=ratio(hits.sum(), positives.sum()), recall=ratio(hits.sum(), present.sum()),
         f1=ratio(2 * hits.sum(), positives.sum() + present.sum()),
         macro_f1=float(label_f1[present > 0].mean()) if present.any() else 0.0,
         label_f1=dict(zip(names, label_f1.tolist(), strict=True)),
-        thresholds=dict(zip(names, map(float, limits), strict=True)),
-        loss=float(losses.mean()),
-    )
+        thresholds=dict(zip(names, map(float, limits), strict=True)), loss=float(losses.mean()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -122,16 +122,10 @@ def score(logits: Floats, labels: Int64s, data: Any) -> RegressionScore:
         if queries:
             ndcg, mrr = float(by_query.mean()), float(reciprocal_ranks.mean())
     return RegressionScore(
-        n=len(labels),
-        spearman=rank_correlation(scores, targets),
-        pearson=covariance / spread if spread else 0.0,
-        r2=1 - squared_error / variance if variance else 0.0,
-        rmse=squared_error**0.5,
-        ndcg=ndcg,
-        mrr=mrr,
-        queries=queries or None,
-        loss=squared_error,
-    )
+        n=len(labels), spearman=rank_correlation(scores, targets), pearson=covariance / spread if spread else 0.0,
+        r2=1 - squared_error / variance if variance else 0.0, rmse=squared_error**0.5, ndcg=ndcg, mrr=mrr,
+        queries=queries or None, loss=squared_error,
+    )  # fmt: skip
 
 
 def score_parity(logits: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:

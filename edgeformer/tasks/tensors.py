@@ -254,18 +254,12 @@ class TensorTask(Task):
         # The output to report is the worst by the figure that is compared with the tolerance.
         worst = errors[0] if kind == "rms" or not finite else errors[int(np.argmax(relative))]
         return Parity(
-            status="measured",
-            n=len(next(iter(reference.values()))),
-            provider=provider,
-            max_abs_error=max(largest) if finite else None,
-            mean_abs_error=max(mean) if finite else None,
+            status="measured", n=len(next(iter(reference.values()))), provider=provider,
+            max_abs_error=max(largest) if finite else None, mean_abs_error=max(mean) if finite else None,
             relative_error=min(max(relative), _MAX_ERROR) if finite else None,
-            rms_error=min(errors[0].relative_rms, _MAX_ERROR) if finite else None,
-            output=worst.name,
-            top1_agreement=agreement(logits, reference),
-            tolerance=tolerance,
-            tolerance_kind=kind,
-        )
+            rms_error=min(errors[0].relative_rms, _MAX_ERROR) if finite else None, output=worst.name,
+            top1_agreement=agreement(logits, reference), tolerance=tolerance, tolerance_kind=kind,
+        )  # fmt: skip
 
 
 TASK = TensorTask()

@@ -96,14 +96,10 @@ def score(logits: Floats, answers: Int64s, data: SpanData) -> SpanScore:
     label_f1 = {label: ratio(2 * hits, of + among) for label, (hits, of, among) in sorted(counts.items())}
     occurring = [label_f1[label] for label, (_, _, among) in counts.items() if among]
     return SpanScore(
-        n=labelled,
-        precision=ratio(right, predicted),
-        recall=ratio(right, labelled),
-        f1=ratio(2 * right, predicted + labelled),
-        macro_f1=float(np.mean(occurring)) if occurring else 0.0,
-        label_f1=label_f1,
-        loss=float(token_losses(logits, targets).mean()),
-    )
+        n=labelled, precision=ratio(right, predicted), recall=ratio(right, labelled),
+        f1=ratio(2 * right, predicted + labelled), macro_f1=float(np.mean(occurring)) if occurring else 0.0,
+        label_f1=label_f1, loss=float(token_losses(logits, targets).mean()),
+    )  # fmt: skip
 
 
 class SpanMeter(RowsMeter):
