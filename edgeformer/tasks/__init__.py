@@ -15,20 +15,9 @@ from edgeformer.tasks.metric import Meter, Metric, ScoreColumn
 from edgeformer.tasks.task import Origin, RowSource, Run, Task, TextReader
 
 __all__ = [
-    "REGISTRY",
-    "Meter",
-    "Metric",
-    "Origin",
-    "Prepared",
-    "RowSource",
-    "Run",
-    "ScoreColumn",
-    "Task",
-    "TextReader",
-    "all_tasks",
-    "get_task",
-    "import_task",
-]
+    "REGISTRY", "Meter", "Metric", "Origin", "Prepared", "RowSource", "Run", "ScoreColumn", "Task", "TextReader",
+    "all_tasks", "get_task", "import_task",
+]  # fmt: skip
 
 
 REGISTRY: Registry[Task] = Registry(__name__, "TASK", Task, lambda task: (task.name,), modules=True)

@@ -102,13 +102,9 @@ class Classification(TextTask):
     score_type = ClassificationScore
     metric = Metric("accuracy", "accuracy", 4, is_share=True)
     columns = (
-        ScoreColumn("n", "rows", None),
-        metric,
-        ScoreColumn("precision", "precision", 4),
-        ScoreColumn("recall", "recall", 4),
-        ScoreColumn("f1", "F1", 4),
-        ScoreColumn("loss", "loss", 4),
-    )
+        ScoreColumn("n", "rows", None), metric, ScoreColumn("precision", "precision", 4),
+        ScoreColumn("recall", "recall", 4), ScoreColumn("f1", "F1", 4), ScoreColumn("loss", "loss", 4),
+    )  # fmt: skip
     recorded = ("f1",)
     confidence = staticmethod(top_probability)
     score_note = "Two classes: precision, recall and F1 are those of the second label. More: macro-averaged."

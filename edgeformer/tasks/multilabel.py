@@ -182,14 +182,10 @@ class MultiLabel(TextTask):
     score_type = MultiLabelScore
     metric = Metric("f1", "F1", 4)
     columns = (
-        ScoreColumn("n", "rows", None),
-        metric,
-        ScoreColumn("precision", "precision", 4),
-        ScoreColumn("recall", "recall", 4),
-        ScoreColumn("macro_f1", "macro F1", 4),
-        ScoreColumn("accuracy", "all right", 4),
-        ScoreColumn("loss", "loss", 4),
-    )
+        ScoreColumn("n", "rows", None), metric, ScoreColumn("precision", "precision", 4),
+        ScoreColumn("recall", "recall", 4), ScoreColumn("macro_f1", "macro F1", 4),
+        ScoreColumn("accuracy", "all right", 4), ScoreColumn("loss", "loss", 4),
+    )  # fmt: skip
     recorded = ("macro_f1",)
     score_note = (
         "F1, precision and recall over all labels of all rows (micro), at the thresholds that are best on the "

@@ -161,15 +161,10 @@ class Regression(TextTask):
     score_type = RegressionScore
     metric = Metric("spearman", "Spearman", 4, lowest=-1.0)
     columns = (
-        ScoreColumn("n", "rows", None),
-        metric,
-        ScoreColumn("pearson", "Pearson", 4),
-        ScoreColumn("r2", "R²", 4),
-        ScoreColumn("rmse", "RMSE", 4),
-        ScoreColumn("ndcg", f"nDCG@{TOP}", 4),
-        ScoreColumn("mrr", f"MRR@{TOP}", 4),
+        ScoreColumn("n", "rows", None), metric, ScoreColumn("pearson", "Pearson", 4), ScoreColumn("r2", "R²", 4),
+        ScoreColumn("rmse", "RMSE", 4), ScoreColumn("ndcg", f"nDCG@{TOP}", 4), ScoreColumn("mrr", f"MRR@{TOP}", 4),
         ScoreColumn("loss", "loss", 4),
-    )
+    )  # fmt: skip
     recorded = ("rmse",)
     score_note = (
         f"Correlations are of the model's scores with the numbers of the rows. nDCG@{TOP} and MRR@{TOP} are means over "

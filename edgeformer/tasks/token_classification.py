@@ -198,13 +198,9 @@ class TokenClassification(TextTask):
     score_type = SpanScore
     metric = Metric("f1", "F1", 4)
     columns = (
-        ScoreColumn("n", "spans", None),
-        metric,
-        ScoreColumn("precision", "precision", 4),
-        ScoreColumn("recall", "recall", 4),
-        ScoreColumn("macro_f1", "macro F1", 4),
-        ScoreColumn("loss", "loss", 4),
-    )
+        ScoreColumn("n", "spans", None), metric, ScoreColumn("precision", "precision", 4),
+        ScoreColumn("recall", "recall", 4), ScoreColumn("macro_f1", "macro F1", 4), ScoreColumn("loss", "loss", 4),
+    )  # fmt: skip
     recorded = ("macro_f1",)
     unit = "spans"
     reads_singly = True

@@ -34,8 +34,9 @@ class PretrainedAdapter(ModelAdapter):
     def build(self, recipe: Any) -> PretrainedEncoder:
         config: PretrainedConfig = recipe.model
         overrides = {"vocab_size": config.vocab_size} | _dropouts(config)
-        classes, per_token = getattr(recipe, "classes", None), recipe.per_token
-        components, _ = load_components(None, config.architecture, classes, per_token=per_token, **overrides)
+        components, _ = load_components(
+            None, config.architecture, recipe.classes, per_token=recipe.per_token, **overrides
+        )
         model = PretrainedEncoder(components, config, trained=False)
         model.head.pools_prompt = getattr(recipe.data, "pools_prompt", True)
         return model
@@ -74,10 +75,8 @@ class PretrainedAdapter(ModelAdapter):
             )
 
         # 2. Load the source's weights
-        classes = getattr(recipe, "classes", None)
-        dropouts = _dropouts(config)
         components, missing = load_components(
-            source.folder, source.config, classes, per_token=recipe.per_token, **dropouts
+            source.folder, source.config, recipe.classes, per_token=recipe.per_token, **_dropouts(config)
         )
         table = components.words.weight.detach()
         if len(table) < config.vocab_size:
@@ -98,11 +97,9 @@ class PretrainedAdapter(ModelAdapter):
         if uses_teacher:
             folder = Path(recipe.training.teacher)
             teacher: Any = read_run_recipe(folder).model
-            is_same = teacher.kind == config.kind and teacher.fold is None and teacher.pooling == config.pooling
-            is_same = is_same and (teacher.position_padding, teacher.normalize) == (
-                config.position_padding,
-                config.normalize,
-            )
+            keys = ("pooling", "position_padding", "normalize")
+            is_same = teacher.kind == config.kind and teacher.fold is None
+            is_same = is_same and all(getattr(teacher, key) == getattr(config, key) for key in keys)
             if not is_same or (config.weights_sha256 is not None and teacher.weights_sha256 != config.weights_sha256):
                 raise RecipeError(
                     f"model.fold.weights: {folder} was not trained from this source without changes and with pooling "

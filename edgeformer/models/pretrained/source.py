@@ -328,21 +328,15 @@ def open_source(name: str) -> Source:
     heads, labels = sizes.architectures or [], sizes.id2label or {}
     other_heads = [head for head in heads if _DECODER_CLASS.search(head) or not _ENCODER_CLASS.search(head)]
     return Source(
-        name=name,
-        files=files,
+        name=name, files=files, sizes=sizes, max_positions=sizes.positions,
         config={key: value for key, value in config.items() if key not in IGNORED_KEYS},
-        sizes=sizes,
-        max_positions=sizes.positions,
         labels=tuple(str(labels[key]) for key in sorted(labels, key=int)),
         classifies=any("ForSequenceClassification" in head for head in heads),
         tags_tokens=any("ForTokenClassification" in head for head in heads) and pooling is None,
         other_head=other_heads[0] if other_heads and pooling is None else None,  # sentence-transformers uses no head
-        has_code="auto_map" in config,
-        pooling=pooling,
-        normalize=normalize,
-        pools_prompt=pools_prompt,
+        has_code="auto_map" in config, pooling=pooling, normalize=normalize, pools_prompt=pools_prompt,
         settings=settings,
-    )
+    )  # fmt: skip
 
 
 def _unsupported(sizes: EncoderFile) -> dict[str, bool]:
