@@ -17,7 +17,7 @@ from edgeformer.artifacts.progress import SILENT, Progress, bar
 from edgeformer.data.batching import Packer, TextRows, paragraph_rows
 from edgeformer.data.encoding import PlainText, Prepared
 from edgeformer.data.prepare import summarize
-from edgeformer.data.rows import LabelledTexts, first_text, join_pair
+from edgeformer.data.rows import LabelledTexts, join_pair, text_parts
 from edgeformer.data.sources import read
 from edgeformer.data.streaming import Stream, store_training_set
 from edgeformer.data.tokenization import load_language_tokenizer
@@ -94,7 +94,7 @@ def long_paragraphs(
     rows_read = long_rows = 0
     for row in (row for source in sources for row in read(source, with_labels=False)):
         rows_read += 1
-        text = first_text(row.text).strip()
+        text = text_parts(row.text)[0].strip()
         if len(text) > config.min_characters:
             long_rows += 1
             yield text

@@ -28,16 +28,7 @@ from edgeformer.data import data_warnings, splits
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode, states_types
-from edgeformer.data.rows import (
-    LabelledTexts,
-    Text,
-    comparison_key,
-    first_text,
-    join_pair,
-    label_rows,
-    score_of,
-    text_parts,
-)
+from edgeformer.data.rows import LabelledTexts, Text, comparison_key, join_pair, label_rows, score_of, text_parts
 from edgeformer.data.sources import load_part, part_rows, read
 from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.storage import StoredRows
@@ -155,7 +146,7 @@ def unlabelled_texts(data: DataConfig, known: Iterable[Text]) -> list[Text]:
     for number, source in enumerate(data.unlabelled):
         texts: Iterable[Text] = (row.text for row in read(source, skipped=[], with_labels=False))
         if data.unlabelled_unit == "sentences":
-            texts = (sentence for text in texts for sentence in sentences(first_text(text)))
+            texts = (sentence for text in texts for sentence in sentences(text_parts(text)[0]))
         fresh: list[Text] = []
         for text in texts:
             if (key := comparison_key(text)) not in known_keys:

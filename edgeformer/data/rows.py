@@ -235,11 +235,6 @@ def text_parts(text: Text) -> tuple[str, ...]:
     return (text,) if isinstance(text, str) else text
 
 
-def first_text(text: Text) -> str:
-    """Return a text, or the first of a pair."""
-    return text_parts(text)[0]
-
-
 def join_pair(text: Text) -> str:
     """Return a text, or both of a pair joined by a space: to count words and letters, not for a model."""
     return text if isinstance(text, str) else " ".join(text)
@@ -418,7 +413,7 @@ def query_numbers(texts: Sequence[Text]) -> NDArray[np.int64] | None:
     if not texts or any(isinstance(text, str) for text in texts):
         return None
     numbers: dict[str, int] = {}
-    queries = np.array([numbers.setdefault(first_text(text), len(numbers)) for text in texts], dtype=np.int64)
+    queries = np.array([numbers.setdefault(text[0], len(numbers)) for text in texts], dtype=np.int64)
     return queries if (np.bincount(queries)[queries] > 1).mean() >= 0.5 else None
 
 

@@ -16,7 +16,7 @@ from edgeformer.artifacts.data_config import Amount, DataConfig, SpanData
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import OverlapCount
 from edgeformer.data.cleaning import clean, count_words
-from edgeformer.data.rows import Int64s, LabelledTexts, Row, Text, comparison_key, first_text, join_pair, label_counts
+from edgeformer.data.rows import Int64s, LabelledTexts, Row, Text, comparison_key, join_pair, label_counts, text_parts
 
 MIN_ROWS = 10
 IMPORTED_SETS = {"train": ("train",), "validation": ("validation", "test"), "test": ("test", "validation")}
@@ -106,7 +106,7 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
         pool = _pool(config, parts, sources["train"])
         _check_pool(config, sources["train"], len(pool))
         # With scores the first text decides, so that a query keeps its documents.
-        texts: list[Text] = pool.texts if config.labels else [first_text(text) for text in pool.texts]
+        texts: list[Text] = pool.texts if config.labels else [text_parts(text)[0] for text in pool.texts]
         cuts: Sequence[Int64s] = ()
         if config.split == "random-split":
             # 80/10/10 of a seeded permutation, rounded down; the rest goes to the test set (gives the paper's sizes).
@@ -132,7 +132,7 @@ def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray
 
     ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
     """
-    keys = ((comparison_key(text if config.labels else first_text(text)), label) for text, label in texts)
+    keys = ((comparison_key(text if config.labels else text_parts(text)[0]), label) for text, label in texts)
     facts = np.fromiter(
         ((label, content_hash(key.encode())) for key, label in keys), dtype=[("label", np.int64), ("text", np.uint64)]
     )

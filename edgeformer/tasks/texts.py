@@ -26,14 +26,7 @@ from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Int64
 from edgeformer.tasks.early_exit import ExitRecords
 from edgeformer.tasks.metric import Meter, RowsMeter, ratio
 from edgeformer.tasks.scoring import TextPredictor
-from edgeformer.tasks.task import (
-    MAX_SCORE_DROP,
-    MAX_TRIMMED_SCORE_DROP,
-    Prediction,
-    ReadConfig,
-    RowSource,
-    TextReader,
-)
+from edgeformer.tasks.task import MAX_SCORE_DROP, MAX_TRIMMED_SCORE_DROP, Prediction, ReadConfig, RowSource, TextReader
 
 if TYPE_CHECKING:
     from edgeformer.data.sources import Columns

@@ -129,12 +129,12 @@ def attention_arguments(positions: Mask) -> tuple[Tensor | None, Mask]:
     return positions, (document[:, :, None] == document[:, None, :]).tril()[:, None]
 
 
+@dataclass(eq=False)
 class KeyValueCache:
     """Keys and values of the tokens so far in one attention, [2, B, H, capacity, D], of which ``length`` are in use."""
 
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
-        self.length = 0
+    length: int = 0
+    _buffer: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v behind the first ``length`` tokens, and attend to all tokens up to each new one.
