@@ -19,7 +19,7 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, cut_batches
-from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode
+from edgeformer.data.encoding import Encoded, Prepared, decode_labels
 from edgeformer.data.rows import LabelledTexts, Text, label_rows
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Int64s, RowNumbers
@@ -90,7 +90,9 @@ class TextTask(RowSource):
         return TextReader(loaded, special_ids(loaded).pad, vocabulary)
 
     def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:
-        return decode_labels(encode(texts, reader.tokenizer, data.max_length), data, texts.texts)
+        from edgeformer.data.prepare import encode_stored
+
+        return decode_labels(encode_stored(texts, reader.tokenizer, data), data, texts.texts)
 
     def trim(self, data: Any, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         from edgeformer.data.trimming import trim_to_training

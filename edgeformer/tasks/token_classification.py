@@ -20,12 +20,12 @@ from edgeformer.artifacts.recipe import Recipe, TextTraining
 from edgeformer.artifacts.scores import Score
 from edgeformer.data.batching import IGNORED, collate
 from edgeformer.data.rows import LabelledTexts, tag_runs
-from edgeformer.data.spans import TokenRows, Windows, decode, encode_spans, encode_windows
+from edgeformer.data.spans import TokenRows, Windows, decode, encode_windows
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Floats, Int64s, RowNumbers
 from edgeformer.tasks.classification import softmax
 from edgeformer.tasks.metric import Metric, RowsMeter, ScoreColumn, ratio, token_losses
 from edgeformer.tasks.scoring import NO_NUMBER, NOTHING_LEFT, EncodedTexts, TextPredictor, unreadable_texts
-from edgeformer.tasks.task import MAX_SCORE_DROP, Answer, Prediction, Run, TextReader, Unanswered
+from edgeformer.tasks.task import MAX_SCORE_DROP, Answer, Prediction, Run, Unanswered
 from edgeformer.tasks.texts import TextTask
 
 if TYPE_CHECKING:
@@ -224,11 +224,6 @@ class TokenClassification(TextTask):
 
         known = data if data.parts else data.model_copy(update={"parts": {"test": (SPANS,)}})
         return super().file_texts(known, path, columns)
-
-    def encode_rows(
-        self, data: SpanData, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False
-    ) -> TokenRows:
-        return encode_spans(reader.tokenizer, texts, data)
 
     def trim(self, data: SpanData, tokenizer: Tokenizer, trained_on: Mapping[str, str], keeping: Keeping) -> Trim:
         return super().trim(data.model_copy(update={"max_length": _UNLIMITED}), tokenizer, trained_on, keeping)
