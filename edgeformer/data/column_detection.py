@@ -29,14 +29,11 @@ _ONE_LABEL = (
 
 @dataclass
 class ColumnFacts:
-    """Statistics of a column: rows with a value, characters of all values, the first value.
-
-    ``values``: value → rows; None: more than _MAX_SPELLINGS values, or values that are not scalars.
-    """
+    """Statistics of a column: rows with a value, characters of all values, the first value."""
 
     name: str
     filled: int = 0
-    values: dict[str, int] | None = field(default_factory=dict)
+    values: dict[str, int] | None = field(default_factory=dict)  # value → rows; None: too many, or not scalars
     characters: int = 0
     has_booleans: bool = False
     example: str = ""

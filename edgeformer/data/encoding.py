@@ -79,10 +79,7 @@ RowsT = TypeVar("RowsT", bound=Rows, covariant=True, default=Rows)
 
 @dataclass(frozen=True)
 class Prepared(Generic[RowsT]):
-    """Encoded data of a recipe; the training set in memory or on disk.
-
-    ``train_texts`` yields the training texts in the order of the rows; None: one row is not one text.
-    """
+    """Encoded data of a recipe; the training set in memory or on disk."""
 
     tokenizer: Tokenizer
     pad: int
@@ -90,7 +87,7 @@ class Prepared(Generic[RowsT]):
     validation: RowsT
     tests: Mapping[str, RowsT]
     summary: DataSummary
-    train_texts: Callable[[], Iterator[Text]] | None = None
+    train_texts: Callable[[], Iterator[Text]] | None = None  # in the order of the rows; None: a row is not one text
     teacher_logits: NDArray[np.float32] | None = None  # [training rows, C] of ``training.teacher``; training adds them
     tokenizer_config: Mapping[str, Any] = field(default_factory=dict)  # keys of the file that an imported model brings
 

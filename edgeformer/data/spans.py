@@ -28,13 +28,10 @@ _INSTEAD = {"B": "BI", "I": "IB", "E": "EI", "S": "SBI"}
 
 @dataclass(frozen=True)
 class TokenRows(Encoded):
-    """Windows of texts with the class of each token; ``labels`` are the numbers of the windows in their texts.
-
-    ``inexact``: spans that do not begin and end where tokens (words) do, so that they cannot be predicted.
-    """
+    """Windows of texts with the class of each token; ``labels`` are the numbers of the windows in their texts."""
 
     targets: NDArray[np.integer] = field(kw_only=True)  # int64 [tokens], IGNORED where no answer counts
-    inexact: int = field(default=0, kw_only=True)
+    inexact: int = field(default=0, kw_only=True)  # spans that no tokens (words) spell, so that none predicts them
 
 
 @dataclass(frozen=True)

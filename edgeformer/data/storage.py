@@ -35,10 +35,7 @@ _MAPPED_READS = 256  # positions read per mapping: the system maps 64 KiB around
 
 
 class StoredFacts(Frozen):
-    """``facts.json`` of stored rows: checksums and counts.
-
-    ``label_rows``: rows of each class; ``empty``: rows without a text; ``text_words``: number of words → texts.
-    """
+    """``facts.json`` of stored rows: checksums and counts."""
 
     key: str
     sha256: dict[str, str]
@@ -49,10 +46,10 @@ class StoredFacts(Frozen):
     overlap: tuple[OverlapCount, ...] = ()
     tokens: int = 0
     words: int = 0
-    label_rows: tuple[int, ...] = ()
+    label_rows: tuple[int, ...] = ()  # of each class
     inexact: int = 0
-    empty: int = 0
-    text_words: dict[int, int] = Field({})
+    empty: int = 0  # rows without a text
+    text_words: dict[int, int] = Field({})  # number of words → texts
 
 
 class DiskArray:

@@ -80,8 +80,7 @@ def store_training_set(
         other_texts: other set → its texts, which are compared with the training texts.
         cache: folder of the stored rows; waits for another process that makes the same rows.
 
-    Raises:
-        DataError: a source or the tokenizer is unusable, or a source changed during reading.
+    Raises DataError: a source or the tokenizer is unusable, or a source changed during reading.
     """
     # 1. Name the folder by all inputs
     files = [Path(source.path) for source in stream.sources if source.kind == "file"]

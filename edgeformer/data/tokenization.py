@@ -337,16 +337,12 @@ def boundary_id(tokenizer: Tokenizer, name: str = "the tokenizer") -> int:
 
 @dataclass(frozen=True)
 class TextBounds:
-    """Tokens around the texts of a language model.
-
-    ``reads_names``: the names of special tokens in a text are these tokens, the boundary included, as in the library
-    that an imported model comes from.
-    """
+    """Tokens around the texts of a language model."""
 
     boundary: int  # between documents of training text, and in front of an empty prompt if there is no ``begin``
     begin: tuple[int, ...]  # in front of a text; the boundary for models trained here, none for some imported ones
     ends: tuple[int, ...]  # end a generated text
-    reads_names: bool
+    reads_names: bool  # names of special tokens in a text are these tokens, as in an imported model's own library
 
     @staticmethod
     def of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> TextBounds:

@@ -27,17 +27,13 @@ _BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """An opened source of texts without labels.
-
-    ``rows`` yields the rows from the start, and raises DataError. ``leave`` stops reading, and returns whether a thread
-    is blocked in a read that may never return.
-    """
+    """An opened source of texts without labels."""
 
     name: str
     pairs: bool
     expected: int | None  # number of rows; None: unknown
-    rows: Callable[[], Iterator[Row]]
-    leave: Callable[[], bool] = lambda: False
+    rows: Callable[[], Iterator[Row]]  # from the start; raises DataError
+    leave: Callable[[], bool] = lambda: False  # stop reading; whether a thread is blocked in a read, perhaps for ever
     source: FileSource | None = None  # the file and its columns; None: plain text
     columns: tuple[str, ...] = ()  # names of all columns; of JSON Lines the keys of the first record
     delimiter: str = ","

@@ -145,8 +145,7 @@ def load_recipe(name: str, overrides: list[str] | None = None, note: Callable[[s
         overrides: ``key=value`` each.
         note: receives a message for each path that does not lie beside the recipe.
 
-    Raises:
-        RecipeError: the recipe is missing or invalid.
+    Raises RecipeError: the recipe is missing or invalid.
     """
     path = find("recipes", name)
     document = read_yaml(path)

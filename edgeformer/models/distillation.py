@@ -45,10 +45,8 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
     error. With ``training.teacher`` the loss is w·KL + (1 − w)·cross-entropy + s·(distance of the states): KL of
     student and teacher, whose logits are ``teacher_logits`` [B, C] of the batch, at temperature T, times T². Rows
     without a label have no cross-entropy, and w is 1. The squared distance of the states is averaged over real tokens
-    and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK].
-
-    Raises:
-        RecipeError: states cannot be compared with those of the teacher.
+    and width. ``training.token_dropout`` replaces a share of the tokens, but no special ones, by [UNK]. Raises
+    RecipeError: states cannot be compared with those of the teacher.
     """
     # 1. Read the settings
     training = recipe.training
@@ -132,13 +130,7 @@ def classification_loss(recipe: Any, prepared: Prepared | None) -> Loss:
 def load_teacher(recipe: Any, prepared: Prepared | None, remedy: str = "") -> nn.Module:
     """Return the teacher of a recipe, which reads the student's tokens; its weights are random without ``prepared``.
 
-    Args:
-        recipe: of the student.
-        prepared: its data.
-        remedy: what else a user can do, for errors.
-
-    Raises:
-        RecipeError: it does another task, has another tokenizer, or accepts fewer tokens.
+    Raises RecipeError, with a further ``remedy``: it does another task, has another tokenizer, or accepts fewer tokens.
     """
     folder = Path(recipe.training.teacher)
     where, teacher = f"training.teacher: {folder}", read_run_recipe(folder)

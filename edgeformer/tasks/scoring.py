@@ -182,18 +182,15 @@ def unreadable_texts(texts: Sequence[Text]) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class TextPredictor:
-    """Predictions of one model for texts, in three steps that can run in threads.
-
-    ``max_rows``: of a call. ``prompt``: text in front of every text that has no prompt; None: the default of ``data``.
-    ``answered``: inputs of a row that the model has answered, which tell its failure from that of a text.
-    """
+    """Predictions of one model for texts, in three steps that can run in threads."""
 
     task: TextTask
     reader: TextReader
     data: DataSection
-    max_rows: int | None = None
-    prompt: str | None = None
+    max_rows: int | None = None  # of a call
+    prompt: str | None = None  # in front of every text that has no prompt; None: the default of ``data``
     answered: list[Arrays] = field(default_factory=list, repr=False)
+    """Inputs of a row that the model has answered, which tell its failure from that of a text."""
 
     def read(self, texts: Sequence[Text]) -> EncodedTexts:
         """Encode texts; those without content get an error. Not thread-safe."""

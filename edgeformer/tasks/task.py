@@ -109,13 +109,10 @@ class TextReader:
 
 @dataclass(frozen=True)
 class Origin:
-    """Origin of a trained model's data: set → fingerprint recorded by training; other data is refused.
-
-    ``as_trained``: split the text into rows as in training. Exported graphs read every document as one row.
-    """
+    """Origin of a trained model's data: set → fingerprint recorded by training; other data is refused."""
 
     trained_on: Mapping[str, str] = field(default_factory=dict)
-    as_trained: bool = False
+    as_trained: bool = False  # split the text into rows as in training; exported graphs read a document as one row
 
 
 class Scorer(Protocol):

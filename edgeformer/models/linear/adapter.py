@@ -193,14 +193,11 @@ class LinearAdapter(FittedAdapter):
 
 
 class _Solution(NamedTuple):
-    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and accuracy of the validation rows.
-
-    ``scale``: factor on the logits with which the loss is lowest; a strong penalty makes probabilities too cautious.
-    """
+    """Weights float32 [slots, C] and biases [C] of a fit, its settings, and loss and accuracy of validation rows."""
 
     weights: torch.Tensor
     bias: torch.Tensor
-    scale: float = 1.0
+    scale: float = 1.0  # of the logits with the lowest loss: a strong penalty makes probabilities too cautious
     loss: float = math.inf
     accuracy: float = 0.0
     strength: float = 0.0

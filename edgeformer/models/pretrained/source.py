@@ -147,22 +147,14 @@ class PoolingFile(ConfigFile):
 
 
 class SentenceSettings(ConfigFile):
-    """config_sentence_transformers.json.
+    """config_sentence_transformers.json."""
 
-    Attributes:
-        model_type: ``CrossEncoder`` for a model that scores pairs.
-        activation_fn: function that makes its scores.
-        prompts: name → text that is put in front of a text.
-        default_prompt_name: of the prompt in front of every text that is neither a query nor a document.
-        truncate_dim: first numbers of a vector that are kept.
-    """
-
-    model_type: Literal["SentenceTransformer", "CrossEncoder"] | None = None
-    activation_fn: str | None = None
-    prompts: dict[str, str | None] | None = None
-    default_prompt_name: str | None = None
+    model_type: Literal["SentenceTransformer", "CrossEncoder"] | None = None  # the second one scores pairs
+    activation_fn: str | None = None  # makes its scores
+    prompts: dict[str, str | None] | None = None  # name → text in front of a text
+    default_prompt_name: str | None = None  # of texts that are neither a query nor a document
     similarity_fn_name: Similarity | None = None
-    truncate_dim: Size | None = None
+    truncate_dim: Size | None = None  # first numbers of a vector that are kept
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -53,17 +53,12 @@ class Training(ABC):
     """How a model gets its weights: in optimizer steps (:class:`TrainingLoop`), or at once (:class:`Fit`).
 
     Call :meth:`run` once. Set ``checkpoints`` before it and :meth:`resume`: the run's folder is created last.
-
-    Attributes:
-        unused: messages about requested options for speed that this device does not support.
-        chosen: keys of section ``training`` whose values :meth:`run` chose.
-        effective_batch: rows of an optimizer step; None: there are no such steps.
     """
 
     checkpoints: Checkpoints
-    unused: Sequence[str] = ()
-    chosen: dict[str, float] | None = None
-    effective_batch: int | None = None
+    unused: Sequence[str] = ()  # messages about requested options for speed that this device does not support
+    chosen: dict[str, float] | None = None  # keys of section ``training`` whose values :meth:`run` chose
+    effective_batch: int | None = None  # rows of an optimizer step; None: there are no such steps
 
     def __init__(self, objective: Objective, processes: Processes, total_steps: int, position: Position) -> None:
         self.objective, self.processes, self.device = objective, processes, processes.device

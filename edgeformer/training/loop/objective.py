@@ -41,9 +41,8 @@ class Objective:
         is_resumed: a checkpoint will replace the weights; otherwise they are those that training starts from.
         device: where a teacher and a frozen encoder compute.
 
-    Raises:
-        InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
-            ``allow_leak``.
+    Raises InputError: recipe, data or tokenizer cannot be used, or a language model sees future tokens without
+    ``allow_leak``.
     """
 
     attention = AttentionUse()

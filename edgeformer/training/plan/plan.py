@@ -34,10 +34,8 @@ def plan(
 ) -> Plan:
     """Predict peak memory and time of training ``recipe`` on ``device``, and compare the peak with its memory.
 
-    A teacher's name refers to the folder ``artifacts``; if it is not there, the student alone is planned.
-
-    Raises:
-        InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
+    A teacher's name refers to the folder ``artifacts``; if it is not there, the student alone is planned. Raises
+    InputError: the profile does not state its memory, or the device does not train in the recipe's precision.
     """
     # 1. Determine the budget
     teacher_note = ""
