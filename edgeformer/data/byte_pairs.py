@@ -12,7 +12,6 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 _REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-
 _bytes = partial(pre_tokenizers.ByteLevel, add_prefix_space=False)
 
 
@@ -30,7 +29,6 @@ SPLITS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 """``tokenizer.ggml.pre`` of a GGUF file → the pre-tokenizer."""
 IGNORES_MERGES = frozenset({"llama-bpe"})
 """Splits with which llama.cpp takes a whole word that is a token without merging its parts."""
-
 
 _read = partial(json.loads, object_hook=lambda part: {key: part[key] for key in part if key != "trim_offsets"})
 """Read JSON without the key that changes offsets only."""

@@ -30,7 +30,6 @@ PROBE_PAIRS: tuple[Text, ...] = (
 )  # fmt: skip
 """Pairs: literal separators in either text, and either one longer than the model reads."""
 
-
 _NAMED_TOKENS = 100
 
 

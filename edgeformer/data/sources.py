@@ -56,7 +56,6 @@ _TABLE_SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 _SPAN_SUFFIXES = ("conll", "jsonl")
 _TEXT_SUFFIXES = ("txt", *_TABLE_SUFFIXES)
 
-
 CHARACTERS = {
     "delimiter": {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"},
     "quote": {"single": "'", "double": '"'},

@@ -38,7 +38,6 @@ _PIECE_ROWS, _PIECE_CHARACTERS = 2048, 1_000_000  # limits of a piece: tokenizin
 _WAIT_S = 24 * 3600.0
 _TOKENIZER_FILE = "tokenizer.json"
 
-
 Encode = Callable[[Tokenizer, Iterator[LabelledTexts], dict[str, Any]], Iterator[RowsT]]
 """Yields the rows of pieces of texts, then adds further fields of StoredFacts to the dictionary."""
 

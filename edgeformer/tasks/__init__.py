@@ -19,7 +19,6 @@ __all__ = [
     "all_tasks", "get_task", "import_task",
 ]  # fmt: skip
 
-
 REGISTRY: Registry[Task] = Registry(__name__, "TASK", Task, lambda task: (task.name,), modules=True)
 
 
