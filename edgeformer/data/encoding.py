@@ -182,14 +182,14 @@ class PlainText:
         bare = json.dumps({**document, "post_processor": None, "truncation": None, "padding": None})
         self._tokenizer: Tokenizer = Tokenizer.from_str(bare)
 
-    def encode(self, text: str) -> Encoding:
+    def encode(self, text: str, *, is_chat: bool = False) -> Encoding:
         """Encode one text, with the position of every token in it.
 
         A ``<|endoftext|>`` inside the text is spelled out: only the end of a paragraph is the boundary token. Imported
-        models read it as the token, as their own tokenizer does.
+        models read it as the token, as their own tokenizer does, and so does a rendered chat template (``is_chat``).
         """
         encoding = self._tokenizer.encode(text)
-        if self.bounds.reads_names or self.boundary not in encoding.ids:
+        if is_chat or self.bounds.reads_names or self.boundary not in encoding.ids:
             return encoding
         self._tokenizer.encode_special_tokens = True
         try:
@@ -200,11 +200,6 @@ class PlainText:
     def encode_prompt(self, text: str) -> list[int]:
         """Return the tokens of a text to continue, with those in front of it; at least one."""
         return [*self.bounds.begin, *self.encode(text).ids] or [self.boundary]
-
-    def encode_marked(self, text: str) -> list[int]:
-        """Return the tokens of a text in which the names of special tokens are these tokens."""
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
 
     def encode_all(self, texts: Sequence[str], progress: Progress = SILENT) -> Encoded:
         """Encode texts as :func:`encode` does, with label 0."""

@@ -248,7 +248,7 @@ class Writer:
         Raises InputError: invalid Unicode, or a chat without text.
         """
         require_unicode("the chat" if is_chat else "the prompt", prompt)
-        ids = self._plain.encode_marked(prompt) if is_chat else self._plain.encode_prompt(prompt)
+        ids: list[int] = self._plain.encode(prompt, is_chat=True).ids if is_chat else self._plain.encode_prompt(prompt)
         if is_chat and not ids:
             raise InputError("the chat template makes no text of these messages; change them")
         return ids

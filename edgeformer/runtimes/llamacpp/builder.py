@@ -103,7 +103,7 @@ def compare_tokenizer(path: Path, bundle: Path, texts: Sequence[str], origin: st
             normalized = normalizer.normalize_str(text) if normalizer is not None else text
             ids = llama.tokenize(normalized, add_special=True, parse_special=bounds.reads_names)
             chat_ids = llama.tokenize(normalized, parse_special=True)
-            if ids != [*bounds.begin, *plain.encode(text).ids] or chat_ids != plain.encode_marked(text):
+            if ids != [*bounds.begin, *plain.encode(text).ids] or chat_ids != plain.encode(text, is_chat=True).ids:
                 raise EdgeformerError(
                     f"GGUF: llama.cpp reads {text[:80]!r} as other tokens than the bundle's tokenizer; use a "
                     "tokenizer that llama.cpp has a counterpart of, or run the ONNX artifacts"
