@@ -63,22 +63,17 @@ def prepare_text(
     plain = PlainText(tokenizer)
     with bar(progress, "Tokenizing", sum(map(len, texts.values())), "paragraphs"):
         rows = {part: encode_paragraphs(part_texts, config, plain, progress) for part, part_texts in texts.items()}
+    other_texts = {part: LabelledTexts.unlabelled(part_texts) for part, part_texts in texts.items()}
+    summary = summarize(
+        config, stored, other_texts, rows, split="given",
+        tokens={"train": stored.facts.tokens} | {part: part_rows.tokens for part, part_rows in rows.items()},
+        words={"train": stored.facts.words} | {part: part_rows.words for part, part_rows in rows.items()},
+    )  # fmt: skip
     return Prepared(
-        tokenizer=tokenizer,
-        pad=plain.boundary,  # the only special token
-        train=stored if config.stream else stored.in_memory(),
-        validation=rows["validation"],
-        tests={part: rows[part] for part in tests},
-        summary=summarize(
-            config,
-            stored,
-            {part: LabelledTexts.unlabelled(part_texts) for part, part_texts in texts.items()},
-            rows,
-            split="given",
-            tokens={"train": stored.facts.tokens} | {part: part_rows.tokens for part, part_rows in rows.items()},
-            words={"train": stored.facts.words} | {part: part_rows.words for part, part_rows in rows.items()},
-        ),
-    )
+        tokenizer=tokenizer, pad=plain.boundary,  # the only special token
+        train=stored if config.stream else stored.in_memory(), validation=rows["validation"],
+        tests={part: rows[part] for part in tests}, summary=summary,
+    )  # fmt: skip
 
 
 def paragraphs(config: TextConfig, part: str) -> Iterator[str]:

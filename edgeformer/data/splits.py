@@ -357,11 +357,7 @@ class OverlapCounter:
         self._compare()
         contained = self._overlaps & ~self._is_equal
         return tuple(
-            OverlapCount(
-                test_set=name,
-                test_rows=len(texts),
-                duplicates=int(self._is_equal[texts].sum()),
-                contained=int(contained[texts].sum()),
-            )
+            OverlapCount(test_set=name, test_rows=len(texts), duplicates=int(self._is_equal[texts].sum()),
+                         contained=int(contained[texts].sum()))
             for name, texts in self._sets.items()
-        )
+        )  # fmt: skip

@@ -354,11 +354,9 @@ class TextBounds:
                 raise DataError(f"tokenizer_config.json: {key} is no list of tokens; import the model again")
         ends = (boundary, tokenizer.token_to_id(end) if isinstance(end, str) else None, *stated_ends)
         return TextBounds(
-            boundary=boundary,
-            begin=(boundary,) if begin is None else tuple(begin),
+            boundary=boundary, begin=(boundary,) if begin is None else tuple(begin), reads_names=begin is not None,
             ends=tuple(dict.fromkeys(each for each in ends if each is not None)),
-            reads_names=begin is not None,
-        )
+        )  # fmt: skip
 
 
 def _first_id(tokenizer: Tokenizer, names: tuple[str, ...]) -> int | None:

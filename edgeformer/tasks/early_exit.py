@@ -97,13 +97,9 @@ class ExitRecords:
         }
 
     def add(
-        self,
-        loop: int,
-        losses: NDArray[np.floating],
-        confidence: NDArray[np.floating],
-        right: NDArray[np.bool_] | None = None,
-        cosine: NDArray[np.floating] | None = None,
-    ) -> None:
+        self, loop: int, losses: NDArray[np.floating], confidence: NDArray[np.floating],
+        right: NDArray[np.bool_] | None = None, cosine: NDArray[np.floating] | None = None,
+    ) -> None:  # fmt: skip
         """Record the answers of the exit ``loop`` to the next rows or tokens, [n] each."""
         self._values["losses"][loop].append(losses.astype(np.float32))
         self._values["confidence"][loop].append(confidence.astype(np.float64))

@@ -194,10 +194,7 @@ class LanguageModeling(TokenTask):
         return LanguageMeter(exits, records)
 
     def record(self, score: LanguageScore) -> dict[str, float]:
-        values = {
-            **super().record(score),
-            **{f"val_loss_exit{loop}": exit_.loss for loop, exit_ in score.by_exit.items()},
-        }
+        values = super().record(score) | {f"val_loss_exit{loop}": each.loss for loop, each in score.by_exit.items()}
         if (early := score.early_exit) is not None:
             values |= {"early_exit_loss": early.loss, "early_exit_mean_loops": early.mean_loops}
         return values

@@ -176,11 +176,9 @@ FP16_RELATIVE = 1e-2
 
 Kind = Literal["absolute", "relative", "rms", "score"]
 TOLERANCES: dict[Precision, tuple[Kind, float | None]] = {
-    "fp32": ("absolute", FP32_ABSOLUTE),
-    "fp16": ("relative", FP16_RELATIVE),
-    "int8": ("score", None),
-    "int4": ("score", None),
-}
+    "fp32": ("absolute", FP32_ABSOLUTE), "fp16": ("relative", FP16_RELATIVE),
+    "int8": ("score", None), "int4": ("score", None),
+}  # fmt: skip
 """Precision → kind and limit. INT8 and INT4 are judged by the score drop, which logit errors hardly predict."""
 
 

@@ -401,14 +401,11 @@ class RowSource(Task):
         """Return tokenizer_config.json in the format of Hugging Face clients."""
         special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
         return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.tokens_at_once,
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.tokens_at_once,
             "model_input_names": [*self.input_names(recipe.model)],
             **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
-            "pad_token": token_of(special.pad),
-            "unk_token": token_of(special.unk),
-            "cls_token": token_of(special.cls),
-        }
+            "pad_token": token_of(special.pad), "unk_token": token_of(special.unk), "cls_token": token_of(special.cls),
+        }  # fmt: skip
 
     def golden_outputs(self, golden: Golden, run: Run, max_rows: int | None) -> Array:
         types = (TOKEN_TYPES,) if TOKEN_TYPES in golden.arrays else ()

@@ -55,11 +55,8 @@ class TensorData(DataSection):
 
 
 OUTPUT_TOLERANCES: dict[Precision, tuple[Kind, float]] = {
-    "fp32": ("relative", 1e-3),
-    "fp16": ("rms", 1e-2),
-    "int8": ("rms", 2e-1),
-    "int4": ("rms", 3e-1),
-}
+    "fp32": ("relative", 1e-3), "fp16": ("rms", 1e-2), "int8": ("rms", 2e-1), "int4": ("rms", 3e-1),
+}  # fmt: skip
 """Largest allowed error of an output, relative to its standard deviation over all golden calls (root mean square if it
 is constant). FP32 limits the largest error, since processors only differ in the order of sums. The other precisions
 limit the root mean square error: one far-off number in a million does no harm. An error of 0.2 leaves the cosine of

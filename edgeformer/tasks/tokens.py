@@ -203,12 +203,9 @@ class TokenTask(RowSource):
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         boundary = prepared.tokenizer.id_to_token(prepared.pad)
         return {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": recipe.data.sequence_length,
-            "model_input_names": ["input_ids"],
-            "bos_token": boundary,
-            "eos_token": boundary,
-        }
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.sequence_length,
+            "model_input_names": ["input_ids"], "bos_token": boundary, "eos_token": boundary,
+        }  # fmt: skip
 
     def card_lines(self, recipe: Any) -> list[str]:
         data = recipe.data

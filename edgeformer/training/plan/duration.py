@@ -170,7 +170,7 @@ def planned_data(
     reason, problem = None, ""
     if any(source.kind == "hub" for source in sources):
         reason = "the data is on the hub; --data DIR plans with local files"
-    elif getattr(recipe.tokenizer, "kind", None) == "hub":
+    elif recipe.tokenizer.kind == "hub":
         reason = "the tokenizer is on the hub; --tokenizer FILE plans with a local file"
     elif data.stream:
         reason = "the data is streamed"
