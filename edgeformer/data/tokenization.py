@@ -239,17 +239,12 @@ def keep_settings(tokenizer: Tokenizer, pad: str | None = None, side: str | None
         tokenizer.enable_truncation(UNLIMITED, direction=side)
 
 
-def cuts_left(tokenizer: Tokenizer) -> bool:
-    """Return whether a long text loses its beginning."""
-    return tokenizer.truncation is not None and tokenizer.truncation["direction"] == "left"
-
-
 @contextmanager
 def cutting(tokenizer: Tokenizer, max_length: int) -> Iterator[None]:
     """Cut texts to ``max_length`` tokens, on the side that the tokenizer states, and do not pad them."""
     truncation, padding = tokenizer.truncation, tokenizer.padding
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length, direction="left" if cuts_left(tokenizer) else "right")
+    tokenizer.enable_truncation(max_length, direction=(truncation or {}).get("direction", "right"))
     try:
         yield
     finally:

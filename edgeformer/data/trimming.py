@@ -29,7 +29,7 @@ from edgeformer.data.rows import LabelledTexts, check_unchanged, hash_labels, ha
 from edgeformer.data.sources import load_parts
 from edgeformer.data.splits import split
 from edgeformer.data.streaming import Stream
-from edgeformer.data.tokenization import cuts_left, keep_settings
+from edgeformer.data.tokenization import keep_settings
 
 Document = dict[str, Any]
 _UNUSED = re.compile(r"\[unused\d+\]")
@@ -166,7 +166,7 @@ def trim_tokenizer(tokenizer: Tokenizer, used: Iterable[int], frequent: int = 0)
     result = Tokenizer.from_str(json.dumps(document))
     if result.get_vocab(with_added_tokens=True) != new_numbers:
         raise DataError("the tokenizer numbers its tokens differently than its file, so it cannot be trimmed")
-    side = "left" if cuts_left(tokenizer) else "right"
+    side = (tokenizer.truncation or {}).get("direction", "right")
     keep_settings(result, (tokenizer.padding or {}).get("pad_token"), side)
     return Trimmed(result, np.array(kept, dtype=np.int64))
 

@@ -26,7 +26,7 @@ from edgeformer.artifacts.scores import EvaluationRow, Score
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.encoding import Prepared
 from edgeformer.data.rows import LabelledTexts, Text, check_unchanged
-from edgeformer.data.tokenization import TextBounds, cuts_left, special_ids
+from edgeformer.data.tokenization import TextBounds, special_ids
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Float64s, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import EarlyExit, ExitRecords, exit_logits
 from edgeformer.tasks.metric import Meter, Metric, ScoreColumn, measure_parity
@@ -400,10 +400,11 @@ class RowSource(Task):
     def tokenizer_config(self, prepared: Any, recipe: Any) -> dict[str, object]:
         """Return tokenizer_config.json in the format of Hugging Face clients."""
         special, token_of = special_ids(prepared.tokenizer), prepared.tokenizer.id_to_token
+        side = (prepared.tokenizer.truncation or {}).get("direction")
         return {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.tokens_at_once,
             "model_input_names": [*self.input_names(recipe.model)],
-            **({"truncation_side": "left"} if cuts_left(prepared.tokenizer) else {}),
+            **({"truncation_side": side} if side == "left" else {}),
             "pad_token": token_of(special.pad), "unk_token": token_of(special.unk), "cls_token": token_of(special.cls),
         }  # fmt: skip
 
