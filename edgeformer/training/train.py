@@ -422,7 +422,7 @@ class RunRecord:
             run_lock.enter_context(lock_folder(self.folder, "is being trained"))
 
     def resume(self, folder: Path, progress: Progress) -> None:
-        """Restore a resumed run. Raises InputError: its data, tokenizer or precision changed; ArtifactError: damaged."""
+        """Restore a resumed run. Raises InputError: data, tokenizer or precision changed; ArtifactError: damaged."""
         self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
         count, precision = self.loop.processes.count, self.loop.processes.precision
         with self.loop.processes.failing_together():

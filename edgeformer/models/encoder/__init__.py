@@ -49,9 +49,7 @@ class Encoder(ModelSpec):
     """Shared layers with RoPE, RMSNorm and SwiGLU."""
 
     kind = "encoder"
-    tasks = (
-        "classification", "multi-label-classification", "token-classification", "regression",
-    )  # fmt: skip
+    tasks = ("classification", "multi-label-classification", "token-classification", "regression")
     config_type = EncoderConfig
     model_type = "edgeformer-encoder"
     architecture = "EncoderClassifier"

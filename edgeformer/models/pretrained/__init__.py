@@ -122,17 +122,13 @@ class PretrainedConfig(ModelConfig):
 
 class Pretrained(ModelSpec):
     kind = "pretrained"
-    tasks = (
-        "classification", "multi-label-classification", "token-classification", "regression", "embedding",
-    )  # fmt: skip
+    tasks = ("classification", "multi-label-classification", "token-classification", "regression", "embedding")
     config_type = PretrainedConfig
     model_type = "edgeformer-pretrained"
     architecture = "PretrainedEncoder"
     adapter_module = "edgeformer.models.pretrained.adapter"
     tags = ("edge", "onnx")
-    completed = (
-        "tokenizer", "model.architecture", "model.vocab_size", "model.max_positions",
-    )  # fmt: skip
+    completed = ("tokenizer", "model.architecture", "model.vocab_size", "model.max_positions")
 
     def complete(self, document: dict[str, Any]) -> None:
         """Read tokenizer, architecture, sizes and checksum from the source, if the recipe omits them.

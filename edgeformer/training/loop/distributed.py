@@ -42,9 +42,7 @@ _LOST_CONNECTION = re.compile(
 )
 _TIMEOUT = timedelta(hours=1)
 """How long processes wait for the one that prepares large data. The end of a process closes its connection at once."""
-_UNSUPPORTED_ENGINES = (
-    "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG",
-)  # fmt: skip
+_UNSUPPORTED_ENGINES = ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG")
 
 _OUT_OF_MEMORY = re.compile(
     r"DefaultCPUAllocator"
