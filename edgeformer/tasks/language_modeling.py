@@ -177,11 +177,9 @@ class LanguageModeling(TokenTask):
     score_type = LanguageScore
     metric = Metric("perplexity", "perplexity", 2, higher_is_better=False, lowest=1.0, highest=None)
     columns = (
-        ScoreColumn("n", "tokens", None),
-        ScoreColumn("loss", "loss", 4),
-        metric,
+        ScoreColumn("n", "tokens", None), ScoreColumn("loss", "loss", 4), metric,
         ScoreColumn("word_perplexity", "per word", 2),
-    )
+    )  # fmt: skip
     exit_schedule = EarlyExit()
     score_note = (
         "Loss is in nats per token. Perplexity per token depends on the tokenizer, perplexity per word does not. *By "

@@ -54,8 +54,7 @@ class Readout(nn.Module):
 class LinearClassifier(nn.Module):
     """Σ weight of each stored n-gram / √(number of them) + bias. IDF is part of the weights.
 
-    Args:
-        columns: weights of an n-gram; ``classes`` − 1 where only differences between logits matter.
+    ``columns``: weights of an n-gram; ``classes`` − 1 where only differences between logits matter.
     """
 
     inputs = ("input_ids",)

@@ -64,21 +64,16 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class Processes:
-    """This process among those that train the run.
-
-    Attributes:
-        rank, count: number of this process from 0, and number of processes; ``local_count`` of them on this host.
-        is_main: this is the process that writes.
-        sharded: weights, gradients and optimizer state are sharded (FSDP2) instead of copied (DDP).
-    """
+    """This process among those that train the run."""
 
     def __init__(self, accelerator: Accelerator, precision: str, *, sharded: bool = False) -> None:
         self.accelerator, self.precision = accelerator, precision
-        self.rank: int = accelerator.process_index
+        self.rank: int = accelerator.process_index  # from 0
         self.count: int = accelerator.num_processes
-        self.sharded = sharded and self.count > 1
+        self.sharded = sharded and self.count > 1  # weights, gradients and optimizer state: FSDP2 instead of DDP
         self.device: torch.device = accelerator.device
-        self.is_main = self.rank == 0
+        self.is_main = self.rank == 0  # the process that writes
+        # Processes on this host
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if self.count > 1 else 1
 
     def prepare(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, Optimizer]:

@@ -84,14 +84,11 @@ class MemoryLedger(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Its totals are those of ``torch.distributed._tools.mem_tracker.MemTracker`` (a test compares them) in a quarter of
     the time. MemTracker cannot follow a model whose parts are called from outside its ``forward``, as the loss calls
     CRT's heads. A kernel's workspace is not counted.
-
-    Attributes:
-        all, heap: use of all storages, and of those that are too small for pages of their own.
     """
 
     def __init__(self, weights: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.all, self.heap = Usage(), Usage()
+        self.all, self.heap = Usage(), Usage()  # of all storages, and of those too small for pages of their own
         self._kinds: dict[int, Kind] = {}  # by the address of a live storage; addresses are reused
         self._finalizers: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._weights = {tensor.untyped_storage()._cdata for tensor in weights}
