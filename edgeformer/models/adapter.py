@@ -111,10 +111,11 @@ class ModelAdapter(ABC):
         for module in model.modules():
             if "Attention" in type(module).__name__:
                 for name in ("dropout", "attention_dropout"):
-                    if isinstance(getattr(module, name, None), float):
+                    dropout = getattr(module, name, None)
+                    if isinstance(dropout, float):
                         setattr(module, name, 0.0)
-                    elif isinstance(getattr(module, name, None), nn.Dropout):
-                        getattr(module, name).p = 0.0
+                    elif isinstance(dropout, nn.Dropout):
+                        dropout.p = 0.0
 
 
 class FitSize(NamedTuple):

@@ -37,12 +37,8 @@ def get_task(name: str) -> Task:
 
 
 def import_task(manifest: Path) -> None:
-    """Import the task that a manifest names, so that its types of scores and data are recognised.
-
-    Importing all tasks and searching entry points would take as long as opening a small model. Errors in the manifest
-    are reported by the function that reads all of it.
-    """
-    with suppress(OSError, ValueError, RecursionError):
+    """Import the task that a manifest names, to recognise its types; importing all takes as long as opening a model."""
+    with suppress(OSError, ValueError, RecursionError):  # reported by the function that reads all of the manifest
         document = json.loads(read_at_most(manifest, MOST_JSON_BYTES))
         if isinstance(document, dict):
             REGISTRY.find(str(document.get("task")))

@@ -145,7 +145,6 @@ def rows_needed(max_drop: float, level: float, newly_wrong: int = 0, newly_right
 def share_interval(hits: int, rows: int, error: float) -> tuple[float, float]:
     """Return the interval of a share that misses it with probability ``error`` on each side (Clopper and Pearson)."""
     # Not scipy.stats.binomtest: `profile` and `exits` run on devices, and the base installation has no scipy.
-
     ends = [0.0, 1.0]
     for end, count in enumerate((rows - hits, hits)):
         if count == rows:  # the interval reaches 0 or 1

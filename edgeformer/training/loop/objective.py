@@ -94,8 +94,7 @@ class Objective:
         # 4. Fit the head of a frozen start
         if isinstance(adapter, FittedAdapter):
             self.recipe, self.model = recipe, _ = adapter.sized(recipe, self.prepared)
-        self.start_seconds = 0.0
-        """Time of a frozen start."""
+        self.start_seconds = 0.0  # of a frozen start
         if has_frozen_start and not is_resumed:
             started = time.perf_counter()
             FrozenStart(self.model, recipe, self.prepared, cache, device).fit(progress)
@@ -106,8 +105,7 @@ class Objective:
         """Summed losses of a micro-batch, with gradients, of the model as Accelerate wrapped it."""
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
-        self._compiled_lengths: NDArray[np.int64] | None = None
-        """Tokens to which training batches are padded where they are compiled."""
+        self._compiled_lengths: NDArray[np.int64] | None = None  # tokens that batches are padded to if compiled
         if compile_ is not None:
             rows = self.prepared.train
             if self._pad_to is None and not recipe.data.stream:  # a stream does not know its longest row

@@ -154,8 +154,7 @@ class Stepper:
         use_static_gradients(plain, device.type, self._config, processes.count)
         self._compiled: CompiledModel | None = None
         self._is_updating = False
-        self._is_allocated = False
-        """Whether optimizer and scaler have their state; a checkpoint may be loaded before the first step."""
+        self._is_allocated = False  # optimizer and scaler: a checkpoint may be loaded before the first step
         if not processes.is_main:  # random numbers of its own
             set_seed(objective.recipe.seed + processes.rank)
 
@@ -165,9 +164,7 @@ class Stepper:
         ``position`` is the one before the step; its ``batch_size`` is halved when memory runs out. Raises
         EdgeformerError if loss or gradient are not finite, or a single row does not fit into memory.
         """
-        # A repetition must draw the same random numbers.
-
-        # 1. Remember what a repetition needs
+        # 1. Remember what a repetition needs, to draw the same random numbers
         cpu_state = torch.get_rng_state()
         cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         number, processes, scaler = position.step + 1, self._processes, self._processes.accelerator.scaler
