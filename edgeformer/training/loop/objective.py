@@ -26,7 +26,7 @@ from edgeformer.data.tokenization import fitted_recipe
 from edgeformer.models import model_spec_of
 from edgeformer.models.adapter import FittedAdapter, run_scorer
 from edgeformer.models.blocks.segments import SDPA, Segments
-from edgeformer.models.distillation import Batch, Loss
+from edgeformer.models.distillation import Batch, Losses
 from edgeformer.tasks import Prepared, get_task
 from edgeformer.training.loop.distributed import Processes
 from edgeformer.training.loop.frozen import CPU, FrozenStart
@@ -101,8 +101,7 @@ class Objective:
             self.start_seconds = time.perf_counter() - started
 
         # 5. Make the loss
-        self.losses: Loss = adapter.loss(self.model, recipe, self.prepared)
-        """Summed losses of a micro-batch, with gradients, of the model as Accelerate wrapped it."""
+        self._loss = adapter.loss(self.model, recipe, self.prepared)
         longest, compile_ = recipe.data.tokens_at_once, recipe.training.compile
         self._pad_to = longest if getattr(recipe.training, "score_padding", False) else None
         self._compiled_lengths: NDArray[np.int64] | None = None  # tokens that batches are padded to if compiled
@@ -141,6 +140,10 @@ class Objective:
         if self.prepared.teacher_logits is not None:
             batch["teacher_logits"] = torch.from_numpy(self.prepared.teacher_logits[rows]).to(device)
         return batch, weight
+
+    def losses(self, model: nn.Module, batch: Batch) -> Losses:
+        """Return the summed losses of a micro-batch, with gradients. ``model`` is as Accelerate wrapped it."""
+        return self._loss(model, batch)
 
     def evaluate(
         self, model: nn.Module, name: str, processes: Processes | None = None, progress: Progress = SILENT, *,
