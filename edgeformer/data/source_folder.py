@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 from zipfile import BadZipFile, ZipFile
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from edgeformer.artifacts.base import Frozen, first_problem
 from edgeformer.artifacts.errors import ArtifactError, InputError, needs_extra
@@ -54,13 +54,8 @@ class ConfigFile(Frozen):
 class SentenceModule(ConfigFile):
     """An entry of modules.json of a sentence-transformers folder."""
 
-    type: str
+    type: Annotated[str, AfterValidator(lambda name: name.rsplit(".", 1)[-1])]  # its class, without the package
     path: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The name of its class."""
-        return self.type.rsplit(".", 1)[-1]
 
 
 class SentenceFile(ConfigFile):
@@ -191,7 +186,7 @@ class SourceFolder:
             refuse_keys(path, content, {"idx", "name", *SentenceModule.model_fields})
             if module.path and not _FOLDER_NAME.fullmatch(module.path):
                 raise InputError(f"{path}: path {module.path[:60]!r} must be a folder in the folder of the model")
-        folder = root / next((module.path for module in modules if module.kind == "Transformer"), "")
+        folder = root / next((module.path for module in modules if module.type == "Transformer"), "")
         sentence = SentenceFile()
         # Like sentence-transformers, an empty file counts as missing.
         for file in (folder / file for file in SENTENCE_FILES if (folder / file).is_file()):

@@ -289,16 +289,16 @@ def open_source(name: str) -> Source:
     pooling, normalize, pools_prompt, last = None, False, True, 0
     for module in files.modules or ():
         module_path = files.root / module.path / CONFIG_FILE
-        if module.kind not in _ORDER or _ORDER.index(module.kind) < last:
-            problem = "not supported" if module.kind not in _ORDER else f"not supported behind {_ORDER[last]}"
-            raise InputError(f"{files.root / 'modules.json'}: the module {module.kind[:60]!r} is {problem}; {AS_ONNX}")
-        last = _ORDER.index(module.kind)
-        if module.kind == "Normalize":
+        if module.type not in _ORDER or _ORDER.index(module.type) < last:
+            problem = "not supported" if module.type not in _ORDER else f"not supported behind {_ORDER[last]}"
+            raise InputError(f"{files.root / 'modules.json'}: the module {module.type[:60]!r} is {problem}; {AS_ONNX}")
+        last = _ORDER.index(module.type)
+        if module.type == "Normalize":
             normalize = True
             module_file = read_object(module_path) if module.path and module_path.is_file() else {}
             unusual = {key: value for key, value in module_file.items() if value != "sentence_embedding"}
             refuse_keys(module_path, unusual, ())
-        elif module.kind == "Pooling":
+        elif module.type == "Pooling":
             module_file, prefix = read_object(module_path), "pooling_mode_"
             pooling_file = validate_file(PoolingFile, module_file, module_path)
             flags = [key.removeprefix(prefix) for key in module_file if key.startswith(prefix)]
