@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.errors import ArtifactError, InputError
+from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.registry import Registry
 from edgeformer.runtimes.onnxruntime.providers import default_provider
 from edgeformer.runtimes.runtime import (
@@ -25,7 +26,6 @@ from edgeformer.runtimes.session import Kind
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import ArtifactManifest
 
 __all__ = [
     "ALL_RUNTIMES", "REGISTRY", "ArtifactFiles", "BuildJob", "Builder", "Kind", "OpenOptions", "ProviderFacts",

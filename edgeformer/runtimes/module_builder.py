@@ -8,8 +8,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision, Sharing
 from edgeformer.artifacts.progress import bar
@@ -26,9 +27,6 @@ from edgeformer.runtimes.runtime import (
     unmeasured_parity,
 )
 from edgeformer.system.capability import installed_version
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
 
 MAX_BATCH = 16
 _EXAMPLE_LENGTH = 7

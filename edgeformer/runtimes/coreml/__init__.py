@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.coreml.builder import CoreMLBuilder
 from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, CoreMLSession, cannot_run_here
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts, Runtime
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.runtimes.session import Graph
+from edgeformer.runtimes.session import Graph
 
 
 class CoreMLRuntime(OptionalRuntime):

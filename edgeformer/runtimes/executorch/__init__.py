@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edgeformer.runtimes.executorch.builder import ExecuTorchBuilder
 from edgeformer.runtimes.executorch.session import EXECUTORCH, FORMAT, LIBRARY, ExecuTorchSession
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts
-
-if TYPE_CHECKING:
-    from edgeformer.runtimes.session import Graph
+from edgeformer.runtimes.session import Graph
 
 
 class ExecuTorchRuntime(OptionalRuntime):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.litert.builder import FORMAT, PACKAGES, LiteRTBuilder
 from edgeformer.runtimes.litert.session import EXTRA, LITERT, PROVIDER, LiteRTSession, load_library
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalPackage, OptionalRuntime, ProviderFacts
-
-if TYPE_CHECKING:
-    from edgeformer.runtimes.session import Graph
+from edgeformer.runtimes.session import Graph
 
 
 class LiteRTRuntime(OptionalRuntime):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgeformer.artifacts.manifest import ONNX
+from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.runtimes.onnxruntime.providers import (
     CPU,
     PLUGIN,
@@ -18,12 +18,10 @@ from edgeformer.runtimes.onnxruntime.providers import (
     describe,
 )
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
-from edgeformer.runtimes.session import Kind
+from edgeformer.runtimes.session import Graph, Kind
 
 if TYPE_CHECKING:
     from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.artifacts.manifest import ArtifactManifest
-    from edgeformer.runtimes.session import Graph
     from edgeformer.system.capability import Capability
 
 

@@ -11,7 +11,7 @@ import io
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from edgeformer.artifacts.errors import DataError, EdgeformerError
 from edgeformer.artifacts.files import replacing
@@ -35,9 +35,7 @@ from edgeformer.runtimes.runtime import (
     initial_entry,
     unmeasured_parity,
 )
-
-if TYPE_CHECKING:
-    from edgeformer.runtimes.session import Graph
+from edgeformer.runtimes.session import Graph
 
 FORMAT = "openvino"
 

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import ArtifactError, DataError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision
 from edgeformer.artifacts.progress import bar
@@ -27,7 +28,7 @@ from edgeformer.runtimes.runtime import (
     initial_entry,
     unmeasured_parity,
 )
-from edgeformer.runtimes.session import PAST
+from edgeformer.runtimes.session import PAST, Graph
 from edgeformer.runtimes.tensorrt.state import (
     REMEDIES,
     RTX_CAPABILITIES,
@@ -41,10 +42,6 @@ from edgeformer.runtimes.tensorrt.state import (
 )
 from edgeformer.system import cuda_driver
 from edgeformer.system.capability import Capability, ask_installed, installed_version
-
-if TYPE_CHECKING:
-    from edgeformer.artifacts.device import DeviceProfile
-    from edgeformer.runtimes.session import Graph
 
 _PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
 RTX_INT8 = (
