@@ -1,7 +1,5 @@
 """Audit ONNX files: stored parameters against the model's, weight bytes by part, types, and portability."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -3,8 +3,6 @@
 Trace or read the FP32 graph → convert to each precision → build engines → measure parity and scores → manifest.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial

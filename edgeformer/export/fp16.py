@@ -8,8 +8,6 @@ unknown operators, inputs and outputs stay FP32. Every value keeps its name and 
 name, and unused casts are removed. onnxruntime.transformers.float16 clips numbers without an error, so it is not used.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

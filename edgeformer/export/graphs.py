@@ -1,7 +1,5 @@
 """Write the ONNX graphs of a variant: each with its own weights, or all with one shared file of weights."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext

@@ -3,8 +3,6 @@
 The reference is torch FP32 for a trained run, the FP32 graph for an imported one. Artifacts run on real golden inputs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

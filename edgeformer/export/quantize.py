@@ -17,8 +17,6 @@ one scale per position costs 5% of SmolLM2's perplexity, and one per block 0.5%.
 Norms, biases, rotary tables and tables with few rows stay FP32. Every tensor is stored once.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

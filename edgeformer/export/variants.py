@@ -1,7 +1,5 @@
 """Options of an export, the variants that they select, and what every source of an export has."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -4,8 +4,6 @@ torch's restricted reader executes no code, but a few bytes of a pickle can make
 size, so the file is checked before it is read.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import warnings

@@ -3,8 +3,6 @@
 Nothing in their files is executed, and weights are read from safetensors only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import re

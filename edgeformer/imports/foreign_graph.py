@@ -3,8 +3,6 @@
 Neither torch nor the package onnx is needed. Nothing is executed here.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Weights become those of a :class:`~edgeformer.models.decoder.model.DecoderModel`; nothing in the files is executed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Keys of language models' files: config.json, generation_config.json and GGUF; each is used, neutral or refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Proof of an imported language model: tokens, logits and greedy text of transformers or of llama.cpp."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path

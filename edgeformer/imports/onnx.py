@@ -6,8 +6,6 @@ and outputs are known. Such a graph needs no proof: its golden outputs are ONNX 
 Neither torch nor the package onnx is needed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

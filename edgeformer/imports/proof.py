@@ -1,7 +1,5 @@
 """Proof of an import: texts are answered by edgeformer and by the library that the model came from, and compared."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Folder of a finished run of a model that was trained elsewhere, as training would write it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable, Mapping

@@ -11,8 +11,6 @@ is below :data:`ROOT`:
 A lock file beside an environment or a job is held by the process that works on it, and contains its process group.
 """
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import hashlib

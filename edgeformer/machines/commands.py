@@ -1,7 +1,5 @@
 """Commands on machines: the same commands run there, and their JSON comes back."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

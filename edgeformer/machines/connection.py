@@ -4,8 +4,6 @@
 share one login. No text of a user becomes part of a remote command: names travel as data on stdin.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Machine: runs edgeformer commands over SSH, with their files, progress and output."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """Packing: a wheel of this edgeformer, and the wheels of its dependencies for machines without a package index."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -4,8 +4,6 @@ A stable row is measured a second time by another process, whose median may diff
 threads run on other cores, or other work has begun on the same hardware that no counter shows.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics

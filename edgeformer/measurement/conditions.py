@@ -1,7 +1,5 @@
 """Conditions of a measurement: threads, clocks, temperature, power, and other work on the machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -4,8 +4,6 @@ Runtimes repack weights for their kernels, some of them once per operator that r
 then takes its memory twice, although the file stores it once.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import closing

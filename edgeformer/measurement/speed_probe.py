@@ -5,8 +5,6 @@ moved. The probe's graphs are written byte by byte, because the base installatio
 use only a part of ONNX's protocol buffers: nodes without attributes, float32 weights, dynamic rows.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence

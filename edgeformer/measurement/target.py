@@ -1,7 +1,5 @@
 """Whether a device is present on this host, by its name, its memory, or the part number of a Jetson's module."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

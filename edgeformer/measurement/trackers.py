@@ -5,8 +5,6 @@ Memory is the peak of resident memory above a baseline. ``ru_maxrss`` is not use
 inherits its parent's peak through fork. GPU memory has several figures, of which each platform provides some.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import statistics
@@ -57,7 +55,7 @@ def measure(
     # Not lists: their objects would show in the memory that is measured.
     warmup_ms, samples_ms = array("d"), array("d")
 
-    def time_call(times_ms: array[float], index: int, loop_start_ns: int) -> float:
+    def time_call(times_ms: "array[float]", index: int, loop_start_ns: int) -> float:
         """Append the time of a call; return the seconds since the loop's start."""
         start_ns = clock()
         call(index)

@@ -1,7 +1,5 @@
 """Builders that convert a graph's torch module with any batch and length: Core ML and ExecuTorch differ in how."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from abc import abstractmethod

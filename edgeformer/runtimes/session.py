@@ -1,7 +1,5 @@
 """Session and Graph: interfaces of an opened artifact; and input checks, because some runtimes do not check inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Importing a GPU runtime without its libraries may raise a bare Exception, print 
 importing torch takes 200 MB. Each runtime brings its own probe scripts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

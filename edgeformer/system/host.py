@@ -1,7 +1,5 @@
 """Facts of this machine: processor, threads, caches, power, energy counters, and the host record of manifests."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Cache folder, temporary folders, and cleanup after killed processes."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

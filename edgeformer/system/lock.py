@@ -4,8 +4,6 @@ The system releases the lock when the owner dies. On file systems without locks,
 owner's record in the file decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Free memory of this host and process, and heap settings for training."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """NVIDIA cards and their state, read through NVML without CUDA."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Output of native code, which writes to the file descriptors of stdout and stderr and not to Python's streams."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Signal handlers for an orderly shutdown, and the thread switch interval of the interpreter."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

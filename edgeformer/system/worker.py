@@ -4,8 +4,6 @@ Whatever is measured or listed may crash, hang, or take the runtime with it. In 
 ``reason`` of its last message. A worker runs one job, so that nothing else shares its memory and its threads.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

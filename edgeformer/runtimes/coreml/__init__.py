@@ -1,7 +1,5 @@
 """Core ML: converts whole-text models on any system, and runs them on Apple devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -3,8 +3,6 @@
 An artifact of a bundle is a file, and an .mlpackage is a folder: the zip file holds it, uncompressed.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import zipfile

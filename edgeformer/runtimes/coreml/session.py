@@ -3,8 +3,6 @@
 Untested: it follows the documentation of coremltools 9, which runs models on macOS only.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """ExecuTorch: writes whole-text models as .pte programs for XNNPACK's kernels, and runs them on the processor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -4,8 +4,6 @@ A program takes 1 to 16 texts of any length up to the recipe's longest. ExecuTor
 largest shape when it is opened.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 ExecuTorch's library is imported without its Python interface ``executorch.runtime``, which imports the whole compiler.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import sys

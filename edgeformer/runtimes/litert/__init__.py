@@ -1,7 +1,5 @@
 """LiteRT: converts text encoders to .tflite files and runs them on the processor with XNNPACK."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """``export --litert``: text encoders as .tflite files, converted from torch by litert-torch."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections import Counter

@@ -5,8 +5,6 @@ XNNPACK copies the weights of every operator of every signature into its own lay
 LiteRT's CompiledModel offers in Python, keeps one copy of a weight that several operators or signatures use.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

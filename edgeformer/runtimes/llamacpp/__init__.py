@@ -1,7 +1,5 @@
 """llama.cpp: writes language models as GGUF files and runs them on the processor, whole texts or token by token."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 The package's own Python interface answers with text and the likeliest tokens only; llama.h gives all logits.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Nodes that ONNX Runtime executes for an optimised graph at a given input shape, with their shapes and durations."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

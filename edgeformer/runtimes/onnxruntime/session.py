@@ -1,7 +1,5 @@
 """Run an ONNX graph with ONNX Runtime. Importing this module imports onnxruntime."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ be counted. Weights get 7 bits, as in export's INT8 graphs: processors without V
 products. NNCF imports torch if it is installed; the quantised graph needs neither.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from contextlib import redirect_stdout

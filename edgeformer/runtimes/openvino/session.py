@@ -7,8 +7,6 @@ Exported graphs rotate queries and keys with four products, a difference and a s
 OpenVINO fuses only x · cos + (−second, first) · sin with 4-D tables, so :func:`fuse_rotations` rewrites them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

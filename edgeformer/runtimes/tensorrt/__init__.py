@@ -1,7 +1,5 @@
 """TensorRT, TensorRT for RTX, and torch-tensorrt: build engines for NVIDIA GPUs and run them without torch."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The graph determines the precision, because networks are strongly typed.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -5,8 +5,6 @@ specialises them for a shape in the background, so that a measurement would mix 
 These settings are untested on a GPU; they follow the documentation of tensorrt-rtx 1.7.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import math

@@ -5,8 +5,6 @@ version that built it and the GPU's compute capability (built by ``tensorrt``: t
 with a message that names neither, or ends the process.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence

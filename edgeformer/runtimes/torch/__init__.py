@@ -4,8 +4,6 @@ Bundles do not need torch. To compare runtimes, it stands in for a language mode
 of the run in whose folder the bundle lies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

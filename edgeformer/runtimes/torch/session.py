@@ -1,7 +1,5 @@
 """Run a torch module as a Session, or a model with caches in a Decoder, with numpy inputs and outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

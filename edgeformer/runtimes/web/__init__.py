@@ -3,8 +3,6 @@
 This runtime opens no sessions.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
