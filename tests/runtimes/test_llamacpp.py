@@ -157,7 +157,7 @@ def test_the_file_splits_text_as_the_tokenizer_does_and_refuses_a_wrong_token(bu
     session: Any = bundle.session(bundle.artifact("gguf-fp16"), OpenOptions(threads=1))
     with session:
         for text in TEXTS:
-            assert session.llama.tokenize(text) == plain.encode(text).ids
+            assert session.tokenize(text) == plain.encode(text).ids
         with pytest.raises(EdgeformerError, match="outside the model's vocabulary"):
             session.run({"input_ids": np.array([[10**6]])})
     damaged = tmp_path / "damaged.gguf"

@@ -1,55 +1,17 @@
 """llama.cpp: writes language models as GGUF files and runs them on the processor, whole texts or token by token."""
 
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 from typing_extensions import Self
 
-from edgeformer.artifacts.errors import EdgeformerError, InputError
+from edgeformer.artifacts.errors import InputError
 from edgeformer.runtimes.decoder import Decoder, LoopEngine
 from edgeformer.runtimes.llamacpp.builder import FORMAT, GGUFBuilder
-from edgeformer.runtimes.llamacpp.library import EXTRA, XLLAMACPP, Llama
+from edgeformer.runtimes.llamacpp.library import EXTRA, PROVIDER, XLLAMACPP, Llama
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalPackage, OptionalRuntime, ProviderFacts
-from edgeformer.runtimes.session import Array, InputType, Session, check_inputs
-from edgeformer.system.host import default_threads
-
-PROVIDER = "llama.cpp"
-
-
-class LlamaSession(Session):
-    """A GGUF file that reads whole texts, one after the other. Arguments and errors are those of :class:`Llama`."""
-
-    provider = PROVIDER
-
-    def __init__(self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False) -> None:
-        self.path, self.threads = path, threads or default_threads()
-        self._llama: Llama | None = Llama(path, self.threads, max_positions, exact=exact)
-        self.inputs = {"input_ids": InputType("int64", ("batch", "sequence"))}
-
-    @property
-    def llama(self) -> Llama:
-        """The opened file. Raises EdgeformerError: the session is closed."""
-        if self._llama is None:
-            raise EdgeformerError(f"{self.path}: the session is closed")
-        return self._llama
-
-    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        ids = check_inputs(self.path.name, self.inputs, inputs, self.llama.max_positions)["input_ids"]
-        logits = []
-        for row in ids.tolist():
-            self.llama.truncate(0)
-            logits.append(self.llama.read(row, every=True))
-        return {"logits": np.stack(logits)}
-
-    def settings(self) -> dict[str, Any]:
-        return {"threads": self.threads}
-
-    def close(self) -> None:
-        if self._llama is not None:
-            self._llama.close()
-        self._llama = None
+from edgeformer.runtimes.session import Array, Session
 
 
 class LlamaEngine(LoopEngine[Array]):
@@ -58,14 +20,13 @@ class LlamaEngine(LoopEngine[Array]):
     A state is the ids before the call [1, n], and the newest logits after it [1, V].
     """
 
-    def __init__(self, session: LlamaSession, loops: int) -> None:
-        self.session = self._session = session
-        self._llama = session.llama
-        self.provider, self.max_positions, self.stops = PROVIDER, self._llama.max_positions, (loops,)
-        self._llama.truncate(0)
+    def __init__(self, llama: Llama, loops: int) -> None:
+        self.session = self._llama = llama
+        self.provider, self.max_positions, self.stops = PROVIDER, llama.max_positions, (loops,)
+        llama.truncate(0)
 
     def fresh(self) -> Self:
-        return type(self)(self._session, *self.stops)
+        return type(self)(self._llama, *self.stops)
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
         if len(ids) > 1:
@@ -94,11 +55,11 @@ class LlamaCppRuntime(OptionalRuntime):
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         # Files in fewer bits round activations anyway, and are judged with the settings that users run.
         exact = options.exact and files.artifact.precision == "fp32"
-        return LlamaSession(files.file, options.threads, files.max_positions, exact=exact)
+        return Llama(files.file, options.threads, files.max_positions, exact=exact)
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         assert files.loops is not None
-        return Decoder(LlamaEngine(LlamaSession(files.file, options.threads, files.max_positions), files.loops))
+        return Decoder(LlamaEngine(Llama(files.file, options.threads, files.max_positions), files.loops))
 
 
 RUNTIME = LlamaCppRuntime()

@@ -4,7 +4,7 @@ The package's own Python interface answers with text and the likeliest tokens on
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import util
 from pathlib import Path
@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, MissingDependencyError, install_hint
 from edgeformer.runtimes.runtime import OptionalPackage
-from edgeformer.runtimes.session import require_file
+from edgeformer.runtimes.session import Array, InputType, Session, check_inputs, require_file
+from edgeformer.system.host import default_threads
 
-EXTRA, PACKAGE = "llamacpp", "xllamacpp"
+EXTRA, PACKAGE, PROVIDER = "llamacpp", "xllamacpp", "llama.cpp"
 XLLAMACPP = OptionalPackage(PACKAGE, EXTRA, "llama.cpp, which runs GGUF files", (PACKAGE,))
 _POINTER = ctypes.c_void_p
 _DEFAULT_SIZES = [512, 2048, 512]
@@ -123,14 +124,18 @@ def _keep_errors(level: int, text: bytes, _: Any) -> None:
         _errors[:] = [*_errors[-4:], text.decode("utf-8", "replace").strip()]
 
 
-class Llama:
-    """A GGUF file that llama.cpp opened for one text at a time.
+class Llama(Session):
+    """A GGUF file that llama.cpp opened, which reads one text at a time.
 
     Args:
         exact: keep keys and values in F32 and compute attention without the flash kernel, which rounds to F16.
     """
 
-    def __init__(self, path: Path, threads: int, max_positions: int | None, *, exact: bool = False) -> None:
+    provider = PROVIDER
+    inputs: Mapping[str, InputType] = {"input_ids": InputType("int64", ("batch", "sequence"))}
+
+    def __init__(self, path: Path, threads: int | None, max_positions: int | None, *, exact: bool = False) -> None:
+        self.path, self.threads = path, threads or default_threads()
         self._library, self._model, self._context = library(), None, None
         require_file(path)
         _errors[:] = [_NO_REASON]
@@ -159,11 +164,22 @@ class Llama:
         self._context = self._library.llama_init_from_model(self._model, parameters)
         if not self._context:
             raise ArtifactError(f"{path}: llama.cpp cannot make room for {self.max_positions} tokens: {_errors[-1]}")
-        self._library.llama_set_n_threads(self._context, threads, threads)
+        self._library.llama_set_n_threads(self._context, self.threads, self.threads)
         self._vocabulary = self._library.llama_model_get_vocab(self._model)
         self.vocab_size: int = self._library.llama_vocab_n_tokens(self._vocabulary)
         self._memory = self._library.llama_get_memory(self._context)
         self.length = 0
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        ids = check_inputs(self.path.name, self.inputs, inputs, self.max_positions)["input_ids"]
+        logits = []
+        for row in ids.tolist():
+            self.truncate(0)
+            logits.append(self.read(row, every=True))
+        return {"logits": np.stack(logits)}
+
+    def settings(self) -> dict[str, Any]:
+        return {"threads": self.threads}
 
     def read(self, ids: Sequence[int], *, every: bool = False) -> NDArray[np.float32]:
         """Read the next tokens; return the logits of the last one, or of ``every`` one: [1 or n, V].
@@ -194,7 +210,9 @@ class Llama:
         return np.concatenate(results)
 
     def truncate(self, length: int) -> None:
-        """Forget all tokens after the first ``length`` ones."""
+        """Forget all tokens after the first ``length`` ones. Raises EdgeformerError: the session is closed."""
+        if self._context is None:
+            raise EdgeformerError(f"{self.path}: the session is closed")
         self._library.llama_memory_seq_rm(self._memory, 0, length, -1)
         self.length = length
 
