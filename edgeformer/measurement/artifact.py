@@ -466,5 +466,3 @@ def work(document: bytes, send: Send) -> None:
             release_heap()
     finally:
         meter.close()
-        if speed_probe is not None:
-            speed_probe.close()

@@ -46,10 +46,6 @@ class SpeedProbe:
         product_us, copy_us = (max(0.001, median(time_calls(call, _PROBE_S, _FEWEST_CALLS))) for call in calls)
         return Speed(product_us=product_us, copy_us=copy_us)
 
-    def close(self) -> None:
-        """Free the memory."""
-        self._session.close()
-
 
 def time_calls(call: Callable[[], object], seconds: float, minimum: int) -> list[float]:
     """Return the microseconds of single calls: as many as ``seconds`` allow, and at least ``minimum``."""
@@ -79,25 +75,24 @@ def _chain(op: str, operands: Sequence[str], weights: Mapping[str, Array], shape
     """Return a model from x to y of ``shape``, one ``op`` after the other, each with one of ``operands``."""
     names = ["x", *(f"t{number}" for number in range(len(operands) - 1)), "y"]
     graph = b"".join(
-        _message(1, b"".join(map(_message, (1, 1, 2, 3, 4), (source, operand, target, f"node_{target}", op))))
+        _field(1, b"".join(map(_field, (1, 1, 2, 3, 4), (source, operand, target, f"node_{target}", op))))
         for source, operand, target in zip(names, operands, names[1:], strict=False)
-    ) + _message(2, "probe")
+    ) + _field(2, "probe")
     for name, values in weights.items():
-        dimensions = b"".join(_number(1, size) for size in values.shape)
-        graph += _message(5, dimensions + _number(2, _FLOAT) + _message(8, name) + _message(9, values.tobytes()))
-    sizes = b"".join(_message(1, _message(2, "rows") if size is None else _number(1, size)) for size in shape)
-    kind = _message(2, _message(1, _number(1, _FLOAT) + _message(2, sizes)))
-    graph += _message(11, _message(1, "x") + kind) + _message(12, _message(1, "y") + kind)
-    return _number(1, _IR_VERSION) + _message(7, graph) + _message(8, _message(1, "") + _number(2, _OPSET))
+        dimensions = b"".join(_field(1, size) for size in values.shape)
+        graph += _field(5, dimensions + _field(2, _FLOAT) + _field(8, name) + _field(9, values.tobytes()))
+    sizes = b"".join(_field(1, _field(2, "rows") if size is None else _field(1, size)) for size in shape)
+    kind = _field(2, _field(1, _field(1, _FLOAT) + _field(2, sizes)))
+    graph += _field(11, _field(1, "x") + kind) + _field(12, _field(1, "y") + kind)
+    return _field(1, _IR_VERSION) + _field(7, graph) + _field(8, _field(1, "") + _field(2, _OPSET))
 
 
-def _message(field: int, content: bytes | str) -> bytes:
+def _field(number: int, content: bytes | str | int) -> bytes:
+    """Encode a field of a protocol buffer: an integer, or bytes behind their length."""
+    if isinstance(content, int):
+        return _varint(number << 3) + _varint(content)
     content = content.encode() if isinstance(content, str) else content
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:

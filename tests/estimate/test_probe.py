@@ -104,5 +104,4 @@ def test_a_probe_that_was_disturbed_is_repeated_once(monkeypatch: pytest.MonkeyP
 def test_the_speed_probe_measures_a_product_and_a_copy() -> None:
     speed_probe = SpeedProbe()
     speeds = [speed_probe.speed() for _ in range(3)]
-    speed_probe.close()
     assert all(0 < speed.product_us < 1e6 and 0 < speed.copy_us < 1e6 for speed in speeds)
