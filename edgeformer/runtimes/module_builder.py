@@ -12,18 +12,7 @@ from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.runtime import (
-    ENGINES_FOLDER,
-    Builder,
-    BuildJob,
-    OptionalPackage,
-    Target,
-    Unavailable,
-    built_entry,
-    full_text_graphs,
-    initial_entry,
-    unmeasured_parity,
-)
+from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, OptionalPackage, Target, Unavailable
 from edgeformer.system.capability import installed_version
 
 MAX_BATCH = 16
@@ -87,12 +76,12 @@ class ModuleBuilder(Builder):
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         if self.fp16_note is not None and any(graph.precision == "fp16" for graph in job.graphs):
             job.note(self.fp16_note)
-        graphs, has_int8 = full_text_graphs(job, "fp32"), any(graph.precision == "int8" for graph in job.graphs)
+        graphs, has_int8 = job.full_text_graphs("fp32"), any(graph.precision == "int8" for graph in job.graphs)
         length = min(job.max_length, job.max_positions)
         precisions = [precision for precision in self.endings if precision != "int8" or has_int8]
         for precision, graph in itertools.product(precisions, graphs):
-            parity = unmeasured_parity(graph, self.not_run, precision)
-            entry = initial_entry(graph, self.formats[0], precision, parity=parity)
+            parity = self.unmeasured_parity(graph, self.not_run, precision)
+            entry = self.initial_entry(graph, precision, parity=parity)
             try:
                 module = job.module(graph)
             except EdgeformerError as error:
@@ -124,10 +113,10 @@ class ModuleBuilder(Builder):
                 weight_bytes=stored.weight_bytes,
             )  # fmt: skip
             fields = {"engine": engine, "quantized": stored.quantized, "sharing": sharing}
-            yield built_entry(entry, job.bundle, file, self.distributions, **fields)
+            yield self.built_entry(entry, job.bundle, file, self.distributions, **fields)
         for graph in job.graphs:
             if graph.role == "decode" and graph.precision == "fp32" and not graph.trimmed:
-                yield initial_entry(graph, self.formats[0], next(iter(self.endings)), reason=self.no_caches)
+                yield self.initial_entry(graph, next(iter(self.endings)), reason=self.no_caches)
 
 
 def export_program(module: Any, inputs: Sequence[str], length: int) -> Any:

@@ -163,6 +163,11 @@ class BuildJob:
     calibration: Callable[[], Calls] = _no_data
     texts: Callable[[], tuple[list[str], str]] = _no_data
 
+    def full_text_graphs(self, precision: Precision) -> list[ArtifactManifest]:
+        """Return the full and exit graphs of a precision with the full vocabulary."""
+        graphs = [graph for graph in self.graphs if graph.role in ("full", "exit") and not graph.trimmed]
+        return [graph for graph in graphs if graph.precision == precision and graph.is_graph]
+
 
 class Builder(ABC):
     """Builds artifacts of a runtime's format during export.
@@ -202,6 +207,45 @@ class Builder(ABC):
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         """Build the artifacts and yield each one's manifest entry: ``built``, or ``rejected`` with the reason."""
 
+    def initial_entry(
+        self, graph: ArtifactManifest, precision: Precision, format_: str = "", **fields: Any
+    ) -> ArtifactManifest:
+        """Return the manifest entry of an artifact that is to be built from a graph: rejected, without a file."""
+        format_ = format_ or self.formats[0]
+        return ArtifactManifest(
+            id=graph.id.replace(ONNX, format_, 1).replace(graph.precision, precision, 1), file=None, role=graph.role,
+            exit=graph.exit, format=format_, precision=precision, status="rejected", inputs=graph.inputs,
+            outputs=graph.outputs, **fields,
+        )  # fmt: skip
+
+    @staticmethod
+    def unmeasured_parity(graph: ArtifactManifest, reason: str, precision: Precision | None = None) -> Parity:
+        """Return the parity of an artifact that was not run yet; ``precision``: of the artifact; None: its graph's."""
+        kind, tolerance = TOLERANCES[precision or graph.precision]
+        if graph.parity is not None and precision in (None, graph.precision):  # its task may define other tolerances
+            kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
+        return Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
+
+    @staticmethod
+    def built_entry(
+        entry: ArtifactManifest, bundle: Path, file: str, packages: Sequence[str], **fields: Any
+    ) -> ArtifactManifest:
+        """Complete the entry of an artifact that was written to ``file`` with the installed versions of ``packages``.
+
+        A ``reason`` in ``fields``, or a ``sharing`` with weights that are stored twice, keeps it rejected.
+        """
+        from edgeformer.system.capability import installed_version
+
+        path, versions = bundle / file, {name: installed_version(name) for name in packages}
+        sharing = fields.get("sharing")
+        reason = fields.get("reason") or (stored_twice(sharing) if sharing is not None else None)
+        update = {
+            "file": file, "size_bytes": path.stat().st_size, "sha256": sha256_of(path),
+            "status": "rejected" if reason else "built", "reason": reason,
+            "built_with": {name: version for name, version in versions.items() if version is not None},
+        }  # fmt: skip
+        return entry.model_copy(update=fields | update)
+
 
 @contextmanager
 def converting(problem: str) -> Iterator[None]:
@@ -221,49 +265,6 @@ def converting(problem: str) -> Iterator[None]:
         raise EdgeformerError(f"{problem}: {type(error).__name__}: {reason_of(error)}") from error
     finally:
         logging.disable(disabled)
-
-
-def full_text_graphs(job: BuildJob, precision: Precision) -> list[ArtifactManifest]:
-    """Return a job's full and exit graphs of a precision with the full vocabulary."""
-    graphs = [graph for graph in job.graphs if graph.role in ("full", "exit") and not graph.trimmed]
-    return [graph for graph in graphs if graph.precision == precision and graph.is_graph]
-
-
-def initial_entry(graph: ArtifactManifest, format_: str, precision: Precision, **fields: Any) -> ArtifactManifest:
-    """Return the manifest entry of an artifact that is to be built from a graph: rejected, without a file."""
-    return ArtifactManifest(
-        id=graph.id.replace(ONNX, format_, 1).replace(graph.precision, precision, 1), file=None, role=graph.role,
-        exit=graph.exit, format=format_, precision=precision, status="rejected", inputs=graph.inputs,
-        outputs=graph.outputs, **fields,
-    )  # fmt: skip
-
-
-def unmeasured_parity(graph: ArtifactManifest, reason: str, precision: Precision | None = None) -> Parity:
-    """Return the parity of an artifact that was not run yet; ``precision``: of the artifact; None: its graph's."""
-    kind, tolerance = TOLERANCES[precision or graph.precision]
-    if graph.parity is not None and precision in (None, graph.precision):  # its task may define other tolerances
-        kind, tolerance = graph.parity.tolerance_kind, graph.parity.tolerance
-    return Parity(status="unavailable", tolerance=tolerance, tolerance_kind=kind, reason=reason)
-
-
-def built_entry(
-    entry: ArtifactManifest, bundle: Path, file: str, packages: Sequence[str], **fields: Any
-) -> ArtifactManifest:
-    """Complete the entry of an artifact that was written to ``file`` with the installed versions of ``packages``.
-
-    A ``reason`` in ``fields``, or a ``sharing`` with weights that are stored twice, keeps it rejected.
-    """
-    from edgeformer.system.capability import installed_version
-
-    path, versions = bundle / file, {name: installed_version(name) for name in packages}
-    sharing = fields.get("sharing")
-    reason = fields.get("reason") or (stored_twice(sharing) if sharing is not None else None)
-    update = {
-        "file": file, "size_bytes": path.stat().st_size, "sha256": sha256_of(path),
-        "status": "rejected" if reason else "built", "reason": reason,
-        "built_with": {name: version for name, version in versions.items() if version is not None},
-    }  # fmt: skip
-    return entry.model_copy(update=fields | update)
 
 
 def stored_twice(sharing: Sharing) -> str | None:

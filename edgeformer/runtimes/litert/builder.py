@@ -13,18 +13,7 @@ from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.runtimes.litert.session import EXTRA
-from edgeformer.runtimes.runtime import (
-    ENGINES_FOLDER,
-    Builder,
-    BuildJob,
-    Target,
-    built_entry,
-    converting,
-    full_text_graphs,
-    initial_entry,
-    stored_twice,
-    unmeasured_parity,
-)
+from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, Target, converting, stored_twice
 from edgeformer.system.output import capture_native_stderr
 
 FORMAT = "litert"
@@ -61,8 +50,8 @@ class LiteRTBuilder(Builder):
         has_int8 = any(graph.precision == "int8" for graph in job.graphs)
         shapes = signature_shapes(job)
         lengths = "|".join(map(str, sorted({tokens for _, tokens in shapes})))
-        for graph in full_text_graphs(job, "fp32"):
-            entry = initial_entry(graph, FORMAT, "fp32")
+        for graph in job.full_text_graphs("fp32"):
+            entry = self.initial_entry(graph, "fp32")
             try:
                 module = job.module(graph)
             except EdgeformerError as error:
@@ -87,7 +76,7 @@ class LiteRTBuilder(Builder):
                 yield self._describe(graph, entry, job, file)
                 if not has_int8:
                     continue
-                entry = initial_entry(graph, FORMAT, "int8").model_copy(update={"inputs": entry.inputs})
+                entry = self.initial_entry(graph, "int8").model_copy(update={"inputs": entry.inputs})
                 file = f"{ENGINES_FOLDER}/{path.stem}_int8.tflite"
                 with bar(job.progress, f"Quantizing {graph.id} for LiteRT", None):
                     recipe = quantize(path, job.bundle / file)
@@ -102,9 +91,9 @@ class LiteRTBuilder(Builder):
         needed = graph.sharing.unique_parameters if graph.sharing is not None else None
         sharing, quantized = audit_file(job.bundle / file, needed)
         absent = f"ai-edge-litert is not installed, which runs it; {install_hint(EXTRA)}"
-        parity = unmeasured_parity(graph, absent, entry.precision)
+        parity = self.unmeasured_parity(graph, absent, entry.precision)
         fields = {"sharing": sharing, "quantized": quantized, "parity": parity}
-        return built_entry(entry, job.bundle, file, self.packages, **fields)
+        return self.built_entry(entry, job.bundle, file, self.packages, **fields)
 
 
 def signature_shapes(job: BuildJob) -> list[tuple[int, int]]:

@@ -17,15 +17,7 @@ from edgeformer.artifacts.manifest import ArtifactManifest, Precision, Sharing
 from edgeformer.artifacts.progress import bar
 from edgeformer.artifacts.workspace import TOKENIZER_CONFIG, TOKENIZER_FILE, read_tokenizer_config
 from edgeformer.runtimes.llamacpp.library import EXTRA, PACKAGE, XLLAMACPP, Llama
-from edgeformer.runtimes.runtime import (
-    ENGINES_FOLDER,
-    Builder,
-    BuildJob,
-    Target,
-    built_entry,
-    initial_entry,
-    unmeasured_parity,
-)
+from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, Target
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -57,7 +49,7 @@ class GGUFBuilder(Builder):
             sources = [graph for graph in graphs if graph.precision == precision]
             reason = f"{PACKAGE} is not installed, which runs it; run on the device: edgeformer verify --write"
             entries = [
-                initial_entry(graph, FORMAT, precision, parity=unmeasured_parity(graph, reason)) for graph in sources
+                self.initial_entry(graph, precision, parity=self.unmeasured_parity(graph, reason)) for graph in sources
             ]
             file = f"{ENGINES_FOLDER}/model-{_TYPES[precision].lower()}.gguf"
             try:
@@ -78,7 +70,7 @@ class GGUFBuilder(Builder):
             )  # fmt: skip
             for entry in entries:
                 described = {"sharing": sharing, "tokenization": tokenization}
-                yield built_entry(entry, job.bundle, file, ("gguf", "torch"), **described)
+                yield self.built_entry(entry, job.bundle, file, ("gguf", "torch"), **described)
 
 
 def compare_tokenizer(path: Path, bundle: Path, texts: Sequence[str], origin: str) -> str:

@@ -27,11 +27,7 @@ from edgeformer.runtimes.runtime import (
     OptionalRuntime,
     ProviderFacts,
     Target,
-    built_entry,
     converting,
-    full_text_graphs,
-    initial_entry,
-    unmeasured_parity,
 )
 from edgeformer.runtimes.session import Graph
 
@@ -52,8 +48,8 @@ class Int8Builder(Builder):
         calls: Calls | None = None
         note = f"{FORMAT}-int8: made by --int8, because openvino and nncf are installed; it runs in OpenVINO, and"
         note += " profile measures it beside onnx-int8"
-        for graph in full_text_graphs(job, "fp32"):
-            entry = initial_entry(graph, FORMAT, "int8", opset=graph.opset)
+        for graph in job.full_text_graphs("fp32"):
+            entry = self.initial_entry(graph, "int8", opset=graph.opset)
             file = f"{ENGINES_FOLDER}/{Path(str(graph.file)).stem}_int8.openvino.onnx"
             try:
                 calls = calls if calls is not None else job.calibration()
@@ -70,8 +66,8 @@ class Int8Builder(Builder):
             else:
                 if graph.role == "full":
                     job.note(note)
-                parity = unmeasured_parity(graph, "it was not run", "int8")
-                yield built_entry(entry, job.bundle, file, (*self.packages, "onnxruntime", "torch"), parity=parity)
+                parity = self.unmeasured_parity(graph, "it was not run", "int8")
+                yield self.built_entry(entry, job.bundle, file, (*self.packages, "onnxruntime", "torch"), parity=parity)
 
 
 def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:

@@ -21,10 +21,6 @@ from edgeformer.runtimes.runtime import (
     Runtime,
     Target,
     Unavailable,
-    built_entry,
-    full_text_graphs,
-    initial_entry,
-    unmeasured_parity,
 )
 from edgeformer.runtimes.session import PAST, Graph
 from edgeformer.runtimes.tensorrt.state import (
@@ -113,9 +109,9 @@ class TensorRTBuilder(Builder):
     def entry(self, graph: ArtifactManifest, target: Target, precision: Precision | None = None) -> ArtifactManifest:
         """Return the initial entry of an engine of ``graph``; ``precision`` None: the graph's."""
         reason = f"this machine cannot run an engine for {target.device}; run on the device: edgeformer verify --write"
-        parity = unmeasured_parity(graph, reason, precision)
+        parity = self.unmeasured_parity(graph, reason, precision)
         fields = {"trimmed": graph.trimmed, "vocabulary": graph.vocabulary, "parity": parity}
-        return initial_entry(graph, target.format, precision or graph.precision, **fields)
+        return self.initial_entry(graph, precision or graph.precision, target.format, **fields)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         if target.note is not None:
@@ -131,7 +127,7 @@ class TensorRTBuilder(Builder):
             return
         if target.format == "tensorrt-rtx":
             job.note(RTX_INT8)
-        for graph in full_text_graphs(job, "fp32"):
+        for graph in job.full_text_graphs("fp32"):
             yield self._build(graph, target, job, "int8")
 
     def _build(
@@ -190,7 +186,7 @@ class TensorRTBuilder(Builder):
             update[name] = dict(sum((Counter(getattr(engine, name)) for engine in engines), Counter[str]()))
         update["warnings"] = tuple(dict.fromkeys(warning for engine in engines for warning in engine.warnings))
         packages = ("torch", "onnx", "onnxscript", *(() if precision is None else ("nncf",)))
-        entry = built_entry(
+        entry = self.built_entry(
             entry, job.bundle, files[_LOOP], packages, engine=built[_LOOP].engine.model_copy(update=update),
             built_for=built[_LOOP].built_for, reason=next(filter(None, (part.reason for part in built.values())), None),
         )  # fmt: skip
@@ -215,7 +211,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
             why_engine_rejected,
         )
 
-        graph = next((graph for graph in full_text_graphs(job, job.precision) if graph.role == "full"), None)
+        graph = next((graph for graph in job.full_text_graphs(job.precision) if graph.role == "full"), None)
         if graph is None:
             return
         entry = self.entry(graph, target)
@@ -239,7 +235,7 @@ class TorchTensorRTBuilder(TensorRTBuilder):
         )
         reason = why_engine_rejected(engine, (job.bundle / file).stat().st_size, job.precision)
         packages = ("torch", "torch-tensorrt")
-        yield built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine, reason=reason)
+        yield self.built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine, reason=reason)
 
 
 class TensorRTRuntime(Runtime):
