@@ -13,7 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import cache, cached_property
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -90,8 +90,9 @@ class LiteRTSession(Graph):
         require_file(path)
         with path.open("rb") as file:
             header = file.read(8)
+        status = path.stat()
         # LiteRT reads beyond the end of a file that was cut short.
-        if header[4:] != _IDENTIFIER or size_bytes not in (None, path.stat().st_size):
+        if header[4:] != _IDENTIFIER or size_bytes not in (None, status.st_size):
             raise ArtifactError(f"{path}: is damaged, or no .tflite file; {REMEDY}")
         self.path, self.max_positions, self.threads = path, max_positions, threads or default_threads()
         self._weight_cache = _IN_MEMORY if hasattr(os, "memfd_create") else ""
@@ -115,6 +116,7 @@ class LiteRTSession(Graph):
         self._names = tuple(signatures[shapes[0][0]]["inputs"]), tuple(signatures[shapes[0][0]]["outputs"])
         self.inputs = {name: InputType("int64", ("batch", "sequence")) for name in self._names[0]}
         self._buffers: dict[str, _Buffers] = {}
+        self._coverage = partial(_read_coverage, str(path), status.st_size, status.st_mtime_ns)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         # 1. Pad the texts to the next length
@@ -165,31 +167,26 @@ class LiteRTSession(Graph):
         # Only outputs [batch, sequence, …] have an axis of tokens.
         return {name: output[:, :tokens] if output.ndim > 2 else output for name, output in outputs.items()}
 
-    @cached_property
-    def _coverage(self) -> Counter[tuple[str, str]] | None:
-        status = self.path.stat()
-        return _read_coverage(str(self.path), status.st_size, status.st_mtime_ns)
-
     def settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "threads": self.threads, "lengths": list(self.lengths),
             "xnnpack_weight_cache": "in memory" if self._weight_cache else "none: needs memfd_create, as Linux has",
         }  # fmt: skip
-        if self._coverage is not None:
+        if (coverage := self._coverage()) is not None:
             counts = Counter[str]()
-            for (place, _), nodes in self._coverage.items():
+            for (place, _), nodes in coverage.items():
                 counts[place] += nodes
             settings["nodes_by_provider"] = dict(counts)
         return settings
 
     def caveats(self) -> tuple[str, ...]:
-        if self._coverage is None:
+        if (coverage := self._coverage()) is None:
             return ("LiteRT does not report which operators XNNPACK computes",)
-        outside = {operator: nodes for (place, operator), nodes in self._coverage.items() if place != "XNNPACK"}
+        outside = {operator: nodes for (place, operator), nodes in coverage.items() if place != "XNNPACK"}
         if not outside:
             return ()
         listed = ", ".join(f"{operator} ({nodes})" for operator, nodes in sorted(outside.items()))
-        total = sum(self._coverage.values())
+        total = sum(coverage.values())
         return (f"{sum(outside.values())} of {total} operators run in LiteRT's own kernels, not in XNNPACK: {listed}",)
 
     def close(self) -> None:
