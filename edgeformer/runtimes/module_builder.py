@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.errors import EdgeformerError
 from edgeformer.artifacts.manifest import ArtifactManifest, EngineBuild, Precision, Sharing
 from edgeformer.artifacts.progress import bar
-from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, OptionalPackage, Target, Unavailable
+from edgeformer.runtimes.runtime import ENGINES_FOLDER, Builder, BuildJob, Target
 from edgeformer.system.capability import installed_version
 
 MAX_BATCH = 16
@@ -38,8 +37,9 @@ class StoredModel:
 class ModuleBuilder(Builder):
     """Builds a file of each full and exit graph with the full vocabulary; with ``--int8`` also one in INT8.
 
+    The first of ``packages`` converts.
+
     Attributes:
-        package: that converts.
         distributions: whose versions an artifact records.
         endings: precision without ``--int8``, then ``int8`` → end of the file names.
         step: text of the progress bar, with the artifact's id.
@@ -48,7 +48,7 @@ class ModuleBuilder(Builder):
         fp16_note: note for an export with ``--fp16``; None: the files are in FP16.
     """
 
-    package: OptionalPackage
+    precision: Precision
     distributions: tuple[str, ...]
     endings: ClassVar[Mapping[Precision, str]]
     step: str
@@ -66,12 +66,6 @@ class ModuleBuilder(Builder):
         ``module``: in evaluation mode, from ``inputs``, int64 [batch, sequence] each, to ``outputs``, float32.
         Raises EdgeformerError if it cannot be converted.
         """
-
-    def plan(self, device: DeviceProfile | None) -> Target | Unavailable:
-        problem, precision = self.package.missing(), next(iter(self.endings))
-        if problem is not None:
-            return Unavailable(self.formats[0], problem, precision)
-        return Target(self.formats[0], precision=precision)
 
     def build(self, target: Target, job: BuildJob) -> Iterator[ArtifactManifest]:
         if self.fp16_note is not None and any(graph.precision == "fp16" for graph in job.graphs):
@@ -100,7 +94,7 @@ class ModuleBuilder(Builder):
             if graph.sharing is not None:  # an exit does not need every parameter of the model
                 unique = graph.sharing.unique_parameters
             engine = EngineBuild(
-                builder=f"{self.package.name} {installed_version(self.package.name)}",
+                builder=f"{self.packages[0]} {installed_version(self.packages[0])}",
                 seconds=round(time.perf_counter() - start_s, 2),
                 checked_by="size",
                 weight_bytes=stored.weight_bytes,
@@ -116,7 +110,7 @@ class ModuleBuilder(Builder):
             yield self.built_entry(entry, job.bundle, file, self.distributions, **fields)
         for graph in job.graphs:
             if graph.role == "decode" and graph.precision == "fp32" and not graph.trimmed:
-                yield self.initial_entry(graph, next(iter(self.endings)), reason=self.no_caches)
+                yield self.initial_entry(graph, self.precision, reason=self.no_caches)
 
 
 def export_program(module: Any, inputs: Sequence[str], length: int) -> Any:

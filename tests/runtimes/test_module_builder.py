@@ -100,8 +100,8 @@ def test_what_cannot_be_built_says_why(
     def no_module(graph: ArtifactManifest) -> Any:
         raise EdgeformerError("an imported graph has no torch module")
 
-    if (missing := builder.package.missing()) is not None:
-        pytest.skip(missing)
+    if isinstance(missing := builder.plan(None), Unavailable):
+        pytest.skip(missing.reason)
     target = Target(builder.name, precision=next(iter(builder.endings)))
     job = job_for(tmp_path, "fp32", module=no_module)
     (imported,) = builder.build(target, job)
@@ -110,7 +110,7 @@ def test_what_cannot_be_built_says_why(
     assert branching.status == "rejected" and problem in str(branching.reason)
     (refused,) = builder.build(target, replace(job, graphs=(graph(id="onnx-fp32-decode", role="decode"),)))
     assert refused.status == "rejected" and "caches of earlier tokens are not supported" in str(refused.reason)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("edgeformer.system.capability.installed_version", lambda name: None)
     plan = builder.plan(None)
     assert isinstance(plan, Unavailable) and f"[{builder.name}]" in plan.reason
 

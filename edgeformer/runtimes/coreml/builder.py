@@ -13,7 +13,7 @@ import numpy as np
 
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import Precision
-from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, PACKAGE
+from edgeformer.runtimes.coreml.session import EXTRA, FORMAT, NOT_APPLE, PACKAGE
 from edgeformer.runtimes.module_builder import MAX_BATCH, ModuleBuilder, StoredModel, export_program
 from edgeformer.runtimes.runtime import converting
 
@@ -31,7 +31,7 @@ class CoreMLBuilder(ModuleBuilder):
     name = "coreml"
     formats = (FORMAT,)
     flag = "--coreml"
-    package = COREMLTOOLS
+    packages, extra, precision = ("coremltools", "torch"), EXTRA, "fp16"
     distributions = ("coremltools", "torch")
     endings: ClassVar = {"fp16": "_fp16.mlpackage.zip", "int8": "_int8.mlpackage.zip"}
     step = "Converting {} to Core ML"

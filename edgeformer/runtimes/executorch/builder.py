@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from edgeformer.artifacts.errors import install_hint
 from edgeformer.artifacts.files import replacing
 from edgeformer.artifacts.manifest import Precision
-from edgeformer.runtimes.executorch.session import EXECUTORCH, EXTRA, FORMAT
+from edgeformer.runtimes.executorch.session import EXTRA, FORMAT
 from edgeformer.runtimes.module_builder import ModuleBuilder, StoredModel, export_program
 from edgeformer.runtimes.runtime import converting
 
@@ -29,7 +29,7 @@ class ExecuTorchBuilder(ModuleBuilder):
     name = "executorch"
     formats = (FORMAT,)
     flag = "--executorch"
-    package = EXECUTORCH
+    packages, extra, precision = ("executorch", "torch"), EXTRA, "fp32"
     distributions = ("executorch", "torch", "torchao")
     endings: ClassVar = {"fp32": ".pte", "int8": "_int8.pte"}
     step = "Lowering {} for ExecuTorch"
