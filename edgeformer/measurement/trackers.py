@@ -19,18 +19,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from edgeformer.artifacts.report import (
-    DRIFT_FEWEST_CALLS,
-    DRIFT_PART_CALLS,
-    DRIFT_PARTS,
-    NOISY_CV,
-    PERCENTILE_NEEDS,
-    QUANTILES,
-    Energy,
-    Latency,
-    MeasureRules,
-    Memory,
-)
+from edgeformer.artifacts import report
+from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
 from edgeformer.system.host import rapl_domains
@@ -116,9 +106,9 @@ def drifted(samples_ms: Sequence[float], tolerance: float) -> str | None:
     if single calls vary by 10%, the medians of ten calls differ by that much without any drift. Samples of fewer than
     fifty calls are cut in halves; fewer than twenty calls cannot drift. ``tolerance``: of the parts' medians.
     """
-    if len(samples_ms) < DRIFT_FEWEST_CALLS:
+    if len(samples_ms) < report.DRIFT_FEWEST_CALLS:
         return None
-    count = max(2, min(DRIFT_PARTS, len(samples_ms) // DRIFT_PART_CALLS))
+    count = max(2, min(report.DRIFT_PARTS, len(samples_ms) // report.DRIFT_PART_CALLS))
     medians = [float(np.median(part)) for part in np.array_split(np.asarray(samples_ms), count)]
     if max(medians) <= min(medians) * (1 + tolerance):
         return None
@@ -140,12 +130,12 @@ def summarise(
     # ddof=1: the calls are a sample.
     cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
     percentiles: dict[str, Any] = {
-        f"p{p}": float(np.percentile(values, p)) for p, needed in PERCENTILE_NEEDS.items() if n >= needed
+        f"p{p}": float(np.percentile(values, p)) for p, needed in report.PERCENTILE_NEEDS.items() if n >= needed
     }
-    needs = ", ".join(f"p{p} needs {needed}" for p, needed in PERCENTILE_NEEDS.items() if n < needed)
+    needs = ", ".join(f"p{p} needs {needed}" for p, needed in report.PERCENTILE_NEEDS.items() if n < needed)
     missing = f"{n} {'call' if n == 1 else 'calls'}: {needs}" if needs else None
-    if cv is not None and cv > NOISY_CV:
-        noise = f"noisy: the calls have a coefficient of variation of {cv:.1%}, above {NOISY_CV:.1%}"
+    if cv is not None and cv > report.NOISY_CV:
+        noise = f"noisy: the calls have a coefficient of variation of {cv:.1%}, above {report.NOISY_CV:.1%}"
         warnings = (*warnings, noise)
     return Latency(
         status="measured",
@@ -159,7 +149,7 @@ def summarise(
         reason="; ".join(filter(None, (reason, missing))) or None,
         warnings=tuple(warnings),
         # Rounded to the clock's nanoseconds. One call has no distribution.
-        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, QUANTILES)).round(6).tolist()) if n > 1 else (),
+        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, report.QUANTILES)).round(6).tolist()) if n > 1 else (),
     )
 
 
