@@ -107,7 +107,7 @@ def write_graphs(bundle: Path, variant: Variant, graphs: Graphs, exits: Sequence
         models[decode] = graphs.decode
     states = [value.name for value in graphs.exits.graph.outputs if value.name and value.name.startswith("state_")]
     probe = extract_outputs(graphs.exits, {name: name for name in states})
-    probe_path = bundle / variant.folder / ".states.onnx"
+    probe_path = (bundle / variant.weights).with_name(".states.onnx")
     with weights_file(bundle / variant.weights) if graphs.shared_weights else nullcontext() as weights:
         sizes = {file: write_graph(model, bundle / file, weights) for file, model in models.items()}
         write_graph(probe, probe_path, weights)

@@ -63,18 +63,14 @@ class Variant:
     trimmed: bool = False
 
     @property
-    def folder(self) -> str:
-        """Folder of the graphs, relative to the bundle."""
-        return f"{TRIMMED_FOLDER}/onnx" if self.trimmed else "onnx"
-
-    @property
     def weights(self) -> str:
         """File of weights that several graphs share, relative to the bundle."""
         return f"{self.file('model')}_data"
 
     def file(self, stem: str) -> str:
         """``model`` → ``onnx/model_fp16.onnx``."""
-        return f"{self.folder}/{stem}{'' if self.precision == 'fp32' else f'_{client_dtype(self.precision)}'}.onnx"
+        folder = f"{TRIMMED_FOLDER}/onnx" if self.trimmed else "onnx"
+        return f"{folder}/{stem}{'' if self.precision == 'fp32' else f'_{client_dtype(self.precision)}'}.onnx"
 
     def id(self, graph: str = "") -> str:
         """``exit2`` → ``onnx-fp16-exit2``; an empty string: id of the full graph."""
