@@ -17,7 +17,7 @@ from edgeformer.artifacts.units import format_bytes
 from edgeformer.artifacts.workspace import BUNDLE_FILE
 from edgeformer.bundle import Bundle
 from edgeformer.machines.connection import Connection, ConnectionLost, MachineError
-from edgeformer.machines.packing import write_wheel
+from edgeformer.machines.packing import WHEEL, write_wheel
 from edgeformer.system.child import Outcome
 
 _ENVIRONMENT_BYTES = 600 << 20
@@ -38,16 +38,15 @@ def bundle_files(bundle: Bundle, folder: str) -> dict[str, Path]:
 
 
 @cache
-def _wheel() -> tuple[bytes, str]:
-    """Return the wheel of this edgeformer, and its file name."""
+def _wheel() -> bytes:
+    """Return the wheel of this edgeformer."""
     with tempfile.TemporaryDirectory() as folder:
-        path = write_wheel(Path(folder))
-        return path.read_bytes(), path.name
+        return write_wheel(Path(folder)).read_bytes()
 
 
 def environment_name() -> str:
     """Return the name of this edgeformer's environment on a machine: version and hash of the wheel."""
-    return f"{__version__}-{hashlib.sha256(_wheel()[0]).hexdigest()[:12]}"
+    return f"{__version__}-{hashlib.sha256(_wheel()).hexdigest()[:12]}"
 
 
 class Machine:
@@ -105,16 +104,14 @@ class Machine:
             reason = f"the disk of ~/.cache has {free} free, and an installation needs {needed}"
         if reason is not None:
             raise MachineError(f"{self.address}: {reason}")
-        wheel, name = _wheel()
         with tempfile.TemporaryDirectory() as folder, bar(self._progress, "installing edgeformer", None):
-            (Path(folder) / name).write_bytes(wheel)
-            wheels = {name: Path(folder) / name}
-            pack = self._packs / facts["tag"]
-            wheels = {path.name: path for path in pack.glob("*.whl")} | wheels
+            wheel, pack = Path(folder) / WHEEL, self._packs / facts["tag"]
+            wheel.write_bytes(_wheel())
+            wheels = {path.name: path for path in pack.glob("*.whl")} | {WHEEL: wheel}
             digests = {name: sha256_of(path) for name, path in wheels.items()}
             request: dict[str, Any] = {"environment": self._environment, "files": [*digests.values()], "job": self._job}
             self._upload(wheels, digests, self.connection.call("inspect", request))
-            request |= {"wheel": name, "wheels": digests, "offline": pack.is_dir()}
+            request |= {"wheel": WHEEL, "wheels": digests, "offline": pack.is_dir()}
             request["system_packages"] = facts["system_packages"]
             try:
                 self.connection.call("install", request, on_message=lambda m: self._progress.message(m["message"]))
