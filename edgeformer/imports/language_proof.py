@@ -37,13 +37,8 @@ def prove_by_transformers(
 ) -> ImportProof:
     """Compare a model with transformers, text to tokens, logits and the first 32 greedy tokens.
 
-    Args:
-        folder: with the files that transformers opens.
-        plain: encodes texts as :meth:`Writer.encode` does.
-        allow: a difference marks the import as unproven instead of refusing it.
-
-    Raises:
-        InputError: an answer differs, or transformers cannot open a model that it has a class for.
+    ``plain`` encodes texts as :meth:`Writer.encode` does. Raises InputError: an answer differs, or transformers cannot
+    open a model that it has a class for; with ``allow`` the import is unproven instead.
     """
     # 1. Open the model in transformers
     if util.find_spec("transformers") is None:

@@ -46,12 +46,8 @@ def prove(
 ) -> ImportProof:
     """Compare the answers of edgeformer with those of ``library`` (name and version).
 
-    Args:
-        allow_difference: a difference marks the import as unproven instead of refusing it.
-        tolerance: of a number, relative to the largest number of its expected answer if that exceeds 1.
-
-    Raises:
-        InputError: an answer differs; the message has the text with the largest difference.
+    ``tolerance`` is of a number, relative to the largest number of its expected answer if that exceeds 1.
+    Raises InputError with the text of the largest difference; with ``allow_difference`` the import is unproven instead.
     """
     worst, reason, largest, texts = 0.0, None, 0.0, 0
     for text, expected, actual, exact in answers:
@@ -96,10 +92,9 @@ def prove_encoder(
     Args:
         reader, run: tokenizer, and the model's session, as the run has them; they answer the texts in padded batches.
         max_length: tokens that the user wants texts to be cut to; None: the library decides where its answers are cut.
-        allow_difference: a difference marks the import as unproven instead of refusing it.
+        allow_difference: as for :func:`prove`.
 
-    Raises:
-        InputError: an answer differs, or the library cannot open the model.
+    Raises InputError: an answer differs, or the library cannot open the model.
     """
     with quiet_transformers():
         try:

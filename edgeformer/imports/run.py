@@ -120,9 +120,7 @@ def write_language_run(
         tokenizer_config: further keys of tokenizer_config.json.
         proof: as of :func:`write_run`.
 
-    Raises:
-        InputError: data or tokenizer do not fit.
-        ArtifactError: the weights are degenerate.
+    Raises InputError: data or tokenizer do not fit; ArtifactError: the weights are degenerate.
     """
     # 1. Write a recipe
     config, published = model.config, load_recipe(base).model_dump()

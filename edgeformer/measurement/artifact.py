@@ -67,8 +67,7 @@ def items_of(
 def check_artifact(bundle: Bundle, artifact: ArtifactManifest) -> ArtifactFiles:
     """Compare the files of a built artifact with the manifest; return all that a worker needs, with absolute paths.
 
-    Raises:
-        ArtifactError: a file is missing, truncated or changed, or the golden inputs are damaged.
+    Raises ArtifactError: a file is missing, truncated or changed, or the golden inputs are damaged.
     """
     bundle.golden(artifact)
     files = bundle.files(artifact)
@@ -115,13 +114,9 @@ class MeasureJob(WorkerJob):
 
 
 def row_of(
-    artifact: ArtifactManifest,
-    item: Item,
-    provider: str,
-    where: Literal["host", "device"],
-    reason: str | None = None,
+    artifact: ArtifactManifest, item: Item, provider: str, where: Literal["host", "device"], reason: str | None = None,
     **figures: Any,
-) -> Row:
+) -> Row:  # fmt: skip
     """Return a row, measured on this host or a figure of the device; with ``reason``, all figures are unavailable."""
     phase, batch, seq = item
     figures |= {"provider": provider, "where": where, "phase": phase, "batch": batch, "seq": seq}
@@ -149,10 +144,7 @@ def measure_artifact(job: MeasureJob, progress: Progress, place: str = "") -> li
     After a worker died, a new one continues behind the item that killed it, until two in a row have died without a
     row. Stable rows are measured again, for a third of the time, by a second process; see :func:`confirmed`.
     ``progress`` is advanced once per item, and once more if the item is measured again; its description ends with
-    ``place``, the job's place in a longer work.
-
-    Raises:
-        MeasuringInterrupted: Ctrl-C.
+    ``place``, the job's place in a longer work. Raises MeasuringInterrupted: Ctrl-C.
     """
     name = job.files.artifact.id
     rows, is_interrupted = _measure_items(job, progress, f"Measuring {name}{place}")
@@ -205,8 +197,7 @@ def confirmed(row: Row, second_row: Row | None, tolerance: float) -> Row:
 def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tuple[list[Row], bool]:
     """Run workers until every item has a row or a refusal.
 
-    Returns:
-        A row per item and a cold row before that of the first one; and whether Ctrl-C ended it, with fewer rows.
+    Returns a row per item and a cold row before that of the first one; and whether Ctrl-C ended it, with fewer rows.
     """
     # 1. Messages of the workers.
     rows: dict[Item, Row] = {}

@@ -90,11 +90,8 @@ class Session(Protocol):
                 pairs also takes ``token_type_ids``, by default zeros. Inputs that the artifact does not have are
                 ignored, so that one dict serves every artifact of a bundle.
 
-        Returns:
-            name → array; ``logits`` float32 [batch, classes] of a classifier, [batch, seq, words] of a language model.
-
-        Raises:
-            InputError: an input is missing, or its type or shape cannot be used.
+        Returns name → array; ``logits`` float32 [batch, classes] of a classifier, [batch, seq, words] of a language
+        model. Raises InputError: an input is missing, or its type or shape cannot be used.
         """
 
     def close(self) -> None:

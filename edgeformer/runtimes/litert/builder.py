@@ -115,12 +115,10 @@ def convert(
     Args:
         module: takes ``inputs`` in this order, int64 [rows, tokens] each, and returns ``outputs``.
         shapes: rows and tokens of every signature. Its inputs are int32, the only integers that lookups take.
-        path: of the file.
         bounds_norms: put a bound that no number reaches behind every norm. The converter multiplies weights by the
             norm before them, and so stores a shared layer once per norm; the bound prevents that.
 
-    Raises:
-        EdgeformerError: the model cannot be converted.
+    Raises EdgeformerError: the model cannot be converted.
     """
     import torch
 
@@ -178,13 +176,10 @@ def quantize(source: Path, target: Path) -> str:
 
 
 def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict[str, int]]:
-    """Count what a .tflite file stores, every buffer once.
+    """Count what a .tflite file stores, every buffer once; and nodes of the first signature with a quantized weight.
 
     Parameters are the weights of products and lookups, the biases of products, and other stored vectors: norms.
     Everything else is a constant: shapes, the rotary table, positions that were added for a length.
-
-    Returns:
-        The counts; and operator → nodes of the first signature with a quantized weight.
     """
     from ai_edge_litert import schema_py_generated as schema
 

@@ -76,11 +76,7 @@ class GGUFBuilder(Builder):
 def compare_tokenizer(path: Path, bundle: Path, texts: Sequence[str], origin: str) -> str:
     """Compare llama.cpp's tokenizer on a GGUF file with the bundle's, on probe texts and on ``texts`` of an origin.
 
-    Returns:
-        What was compared, or why nothing was.
-
-    Raises:
-        EdgeformerError: tokens of a text, or the tokens that end a text, differ.
+    Returns what was compared, or why nothing was. Raises EdgeformerError: tokens of a text, or its end tokens, differ.
     """
     if (problem := XLLAMACPP.missing()) is not None:
         return f"not compared: {problem}"
@@ -119,16 +115,11 @@ def _read_tokenizer(bundle: Path) -> tuple[Tokenizer, TextBounds]:
 def write_gguf(
     path: Path, bundle: Path, contents: tuple[str, dict[str, Any], dict[str, NDArray[np.float32]]], precision: Precision
 ) -> int:
-    """Write a GGUF file; return the number of weights in it.
+    """Write a GGUF file with the tokenizer of ``bundle``; return the number of weights in it.
 
-    Args:
-        path: of the file.
-        bundle: with the tokenizer and its configuration.
-        contents: architecture, metadata, and name → array.
-        precision: of the matrices. With 4 bits the token table and the head keep 8, as in llama.cpp's own files.
-
-    Raises:
-        EdgeformerError: the tokenizer is no byte-level BPE, or rows are no whole blocks.
+    ``contents`` are architecture, metadata, and name → array; ``precision`` is that of the matrices. With 4 bits the
+    token table and the head keep 8, as in llama.cpp's own files.
+    Raises EdgeformerError: the tokenizer is no byte-level BPE, or rows are no whole blocks.
     """
     import gguf
 

@@ -110,12 +110,8 @@ def axis_sizes(job: BuildJob, *, generates: bool = False) -> AxisSizes:
 def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: AxisSizes | None = None) -> BuiltEngine:
     """Build the engine of an ONNX graph, which has the job's precision, and write it to ``file``.
 
-    ``axes``: sizes of dynamic axes; None: those of texts.
-
-    Raises:
-        ArtifactError: the graph's file is missing or damaged.
-        InputError: an input has another dynamic axis.
-        EdgeformerError: TensorRT does not support the graph, or cannot build it.
+    ``axes``: sizes of dynamic axes; None: those of texts. Raises ArtifactError: the graph's file is missing or damaged;
+    InputError: an input has another dynamic axis; EdgeformerError: TensorRT does not support it, or cannot build it.
     """
     format_ = target.format
     trt: Any = importlib.import_module(format_.replace("-", "_"))

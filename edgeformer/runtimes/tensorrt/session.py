@@ -89,9 +89,8 @@ class TensorRTSession(Graph):
             named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get these names.
         max_positions, repeated_shapes: as in :class:`ArtifactFiles` and :class:`OpenOptions`.
 
-    Raises:
-        ArtifactError: the file is missing, damaged, or TensorRT refuses it.
-        EdgeformerError: the GPU or its driver fails, or has too little memory.
+    Raises ArtifactError: the file is missing, damaged, or TensorRT refuses it; EdgeformerError: the GPU or its driver
+    fails, or has too little memory.
     """
 
     def __init__(
