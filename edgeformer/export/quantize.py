@@ -471,9 +471,7 @@ class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
 class GroupedAttention(RewriteRuleClassBase):  # type: ignore[misc]
     """Matches :func:`edgeformer.models.decoder.adapter.grouped_attention` with the rotations before it and caches."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._lengths: tuple[onnx_ir.Value, onnx_ir.Value] | None = None
+    _lengths: tuple[onnx_ir.Value, onnx_ir.Value] | None = None
 
     def pattern(
         self, op: Any, projected: Any, heads: Any, widths: Any, cos: Any, sin: Any, past_key: Any, past_value: Any,
