@@ -1,12 +1,13 @@
 """Core ML: converts whole-text models on any system, and runs them on Apple devices."""
 
+import sys
 from pathlib import Path
 from typing import ClassVar
 
 from edgeformer.artifacts.device import DeviceProfile
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.runtimes.coreml.builder import CoreMLBuilder
-from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, CoreMLSession, cannot_run_here
+from edgeformer.runtimes.coreml.session import COREMLTOOLS, FORMAT, NOT_APPLE, CoreMLSession
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, OptionalRuntime, ProviderFacts, Runtime
 from edgeformer.runtimes.session import Graph
 
@@ -22,8 +23,9 @@ class CoreMLRuntime(OptionalRuntime):
     session_modules = ("coremltools", "edgeformer.runtimes.coreml.session")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        # Not OptionalRuntime's: on other systems, installing the package would not help.
-        return Runtime.cannot_run(self, artifact) or cannot_run_here()
+        if sys.platform == "darwin":
+            return super().cannot_run(artifact)
+        return Runtime.cannot_run(self, artifact) or NOT_APPLE  # installing the package would not help
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         return CoreMLSession(path, files.artifact, files.max_positions)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError
+from edgeformer.artifacts.errors import ArtifactError
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.workspace import REMEDY
 from edgeformer.runtimes.runtime import OptionalPackage
@@ -33,11 +33,6 @@ say(version=importlib.metadata.version("coremltools"), devices=devices)
 )  # fmt: skip
 
 
-def cannot_run_here() -> str | None:
-    """Return why this system cannot run a model, or None."""
-    return COREMLTOOLS.missing() if sys.platform == "darwin" else NOT_APPLE
-
-
 class CoreMLSession(Graph):
     """A zipped .mlpackage, whose inputs are int64 [batch, sequence] up to the sizes in its manifest entry.
 
@@ -48,10 +43,10 @@ class CoreMLSession(Graph):
 
     def __init__(self, path: Path, artifact: ArtifactManifest, max_positions: int | None = None) -> None:
         require_file(path)
-        problem = cannot_run_here()
-        if problem is not None:
-            raise (ArtifactError if problem == NOT_APPLE else MissingDependencyError)(f"{path}: {problem}")
-        import coremltools
+        if sys.platform != "darwin":
+            raise ArtifactError(f"{path}: {NOT_APPLE}")
+        with COREMLTOOLS.importing():
+            import coremltools
 
         assert artifact.engine is not None  # as the builder writes it
         self.path, self.max_positions, self._outputs = path, max_positions, tuple(artifact.outputs) or ("logits",)
