@@ -121,14 +121,14 @@ def export_program(module: Any, inputs: Sequence[str], length: int) -> Any:
     import torch
 
     class Source(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.source = module
+        source: torch.nn.Module
 
         def forward(self, *arrays: torch.Tensor) -> Any:
             return self.source(*arrays)
 
+    root = Source()
+    root.source = module
     example = tuple(torch.ones(2, min(_EXAMPLE_LENGTH, length), dtype=torch.int64) for _ in inputs)
     sizes = {0: torch.export.Dim("batch", max=MAX_BATCH), 1: torch.export.Dim("sequence", max=length)}
     shapes = ((sizes,) * len(inputs),)  # of forward's only argument, which takes all inputs
-    return torch.export.export(Source(), example, dynamic_shapes=shapes)
+    return torch.export.export(root, example, dynamic_shapes=shapes)

@@ -123,9 +123,7 @@ def convert(
     import torch
 
     class Named(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = module
+        module: torch.nn.Module
 
         def forward(self, **arrays: torch.Tensor) -> dict[str, torch.Tensor]:
             results = self.module(*(arrays[name].long() for name in inputs))
@@ -140,6 +138,7 @@ def convert(
 
             config.show_progress = False
             named, converter = Named().eval(), None
+            named.module = module.eval()
             for rows, tokens in shapes:
                 arrays = {name: torch.ones(rows, tokens, dtype=torch.int32) for name in inputs}
                 add = (litert_torch if converter is None else converter).signature
