@@ -7,16 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
-from edgeformer.runtimes.onnxruntime.providers import (
-    CPU,
-    PLUGIN,
-    PROVIDERS,
-    SCRIPTS,
-    SUFFIX,
-    Provider,
-    default_provider,
-    describe,
-)
+from edgeformer.runtimes.onnxruntime import providers
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
 from edgeformer.runtimes.session import Graph, Kind
 
@@ -34,7 +25,7 @@ class OnnxRuntime(Runtime):
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
-        provider, role = options.provider or default_provider(), files.artifact.role
+        provider, role = options.provider or providers.default_provider(), files.artifact.role
         facts = self.provider_facts(provider)
         # On the CPU, arrays are cheaper than I/O binding: ONNX Runtime returns them without a copy.
         on_card = role in ("step", "decode") and facts is not None and facts.kind == "cuda"
@@ -44,21 +35,22 @@ class OnnxRuntime(Runtime):
         )  # fmt: skip
 
     def provider(self, artifact: ArtifactManifest, requested: str | None = None, kind: Kind | None = None) -> str:
-        return requested or default_provider(kind)
+        return requested or providers.default_provider(kind)
 
     def provider_facts(self, provider: str) -> ProviderFacts | None:
-        if not provider.endswith(SUFFIX):
+        if not provider.endswith(providers.SUFFIX):
             return None
-        kind = PROVIDERS.get(provider, Provider()).kind
-        name = "ONNX Runtime" if provider == CPU else f"ONNX Runtime {provider.removesuffix(SUFFIX)}"
-        return ProviderFacts(name, kind, counts_threads=provider == CPU)
+        kind = providers.PROVIDERS.get(provider, providers.Provider()).kind
+        is_cpu = provider == providers.CPU
+        name = "ONNX Runtime" if is_cpu else f"ONNX Runtime {provider.removesuffix(providers.SUFFIX)}"
+        return ProviderFacts(name, kind, counts_threads=is_cpu)
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
         from edgeformer.system import cuda_driver
         from edgeformer.system.capability import ask_installed
 
-        answers = ask_installed(SCRIPTS, timeout_s)
-        return describe(answers["onnxruntime"], cuda_driver.problem(), answers[PLUGIN])
+        answers = ask_installed(providers.SCRIPTS, timeout_s)
+        return providers.describe(answers["onnxruntime"], cuda_driver.problem(), answers[providers.PLUGIN])
 
     def estimable(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         products = artifact.quantized.get("MatMulInteger", 0)

@@ -13,15 +13,8 @@ from edgeformer.artifacts.manifest import ONNX, ArtifactManifest
 from edgeformer.artifacts.workspace import MODEL_FOLDER
 from edgeformer.runtimes.decoder import Decoder
 from edgeformer.runtimes.runtime import ArtifactFiles, OpenOptions, ProviderFacts, Runtime
-from edgeformer.system import cuda_driver, nvidia
-from edgeformer.system.capability import (
-    Answer,
-    Capability,
-    ask_installed,
-    describe_extra,
-    driver_too_old,
-    installed_version,
-)
+from edgeformer.system import capability, cuda_driver, nvidia
+from edgeformer.system.capability import Answer, Capability
 
 _CPU_ONLY = "for a CPU-only torch, first install torch with the command that pytorch.org's selector gives for CPU"
 _SCRIPTS = {
@@ -51,8 +44,9 @@ class TorchRuntime(Runtime):
         return is_full and artifact.role == "decode" and super().also_opens(artifact)
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        absent = None if installed_version("torch") else f"package: torch is not installed ({install_hint('train')})"
-        return super().cannot_run(artifact) or absent
+        if (problem := super().cannot_run(artifact)) is not None or capability.installed_version("torch"):
+            return problem
+        return f"package: torch is not installed ({install_hint('train')})"
 
     def open_decoder(self, files: ArtifactFiles, exits: Collection[int] | None, options: OpenOptions) -> Decoder[Any]:
         import torch
@@ -87,10 +81,10 @@ class TorchRuntime(Runtime):
         return provider.removeprefix("torch-")
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        answers = ask_installed(_SCRIPTS, timeout_s)
+        answers = capability.ask_installed(_SCRIPTS, timeout_s)
         torch = answers["torch"]
         flash = describe_flash({} if torch is None else torch.facts)
-        return [describe_torch(torch, cuda_driver.problem()), flash, describe_extra("train")]
+        return [describe_torch(torch, cuda_driver.problem()), flash, capability.describe_extra("train")]
 
 
 def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
@@ -100,7 +94,7 @@ def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
         return Capability("torch", "unavailable", None, "not installed", remedy)
     if answer.error is not None:
         remedy = install_hint("train", reinstall=True)
-        return Capability("torch", "unavailable", installed_version("torch"), answer.error, remedy)
+        return Capability("torch", "unavailable", capability.installed_version("torch"), answer.error, remedy)
     facts = answer.facts
     hint: str | None = None
     if facts.get("cuda"):
@@ -110,7 +104,7 @@ def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
         if driver is None:
             hint = "this machine has a CUDA driver: install a CUDA build of torch (see the README)"
     else:
-        too_old = driver_too_old(facts.get("built_for"), nvidia.driver_version())
+        too_old = capability.driver_too_old(facts.get("built_for"), nvidia.driver_version())
         why = driver or too_old or "torch finds no card"
         detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {why}"
         hint = None if driver is None else _CPU_ONLY
