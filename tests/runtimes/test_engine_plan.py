@@ -14,7 +14,6 @@ from edgeformer.artifacts.errors import ArtifactError, MissingDependencyError, i
 from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.runtimes import ArtifactFiles, OpenOptions
-from edgeformer.runtimes import tensorrt as builders
 from edgeformer.runtimes.runtime import Builder, BuildJob, Target, Unavailable
 from edgeformer.runtimes.tensorrt import RUNTIME, TensorRTBuilder, TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt import state as tensorrt_state_module
@@ -42,7 +41,8 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
     """Return what is built for a device with these states of TensorRT."""
 
     def plan(device: str, *states: TensorRTState, builder: Builder | None = None) -> Target | Unavailable:
-        monkeypatch.setattr(builders, "tensorrt_state", {state.name: state for state in states}.__getitem__)
+        named = {state.name: state for state in states}
+        monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", named.__getitem__)
         return (builder or TensorRTBuilder()).plan(load_profile(device))
 
     return plan
@@ -85,7 +85,8 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
     capability = Fact(value="7.5", source="test", verified="no")
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
     assert device.tensorrt_edition == edition
-    monkeypatch.setattr(builders, "tensorrt_state", {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}.__getitem__)
+    states = {"tensorrt-rtx": RTX, "tensorrt": NO_TENSORRT}
+    monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", states.__getitem__)
     plan = TensorRTBuilder().plan(device)
     assert isinstance(plan, Target if edition == "rtx" else Unavailable)
     text = plan.note if isinstance(plan, Target) else plan.reason
@@ -219,7 +220,6 @@ def test_engines_of_tensorrt_are_for_one_gpu_model() -> None:
 
 def test_a_refused_engine_is_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for state, error in ((state_on(gpus=(OTHER,)), ArtifactError), (state_on(None), MissingDependencyError)):
-        for module in (tensorrt_state_module, builders):
-            monkeypatch.setattr(module, "tensorrt_state", lambda name, state=state: state)
+        monkeypatch.setattr(tensorrt_state_module, "tensorrt_state", lambda name, state=state: state)
         with pytest.raises(error, match=r"nowhere\.engine: this"):
             RUNTIME.open(ArtifactFiles(engine(), Path("nowhere.engine")), OpenOptions())

@@ -23,21 +23,11 @@ from edgeformer.runtimes.runtime import (
     Unavailable,
 )
 from edgeformer.runtimes.session import PAST, Graph
-from edgeformer.runtimes.tensorrt.state import (
-    REMEDIES,
-    RTX_CAPABILITIES,
-    RUNTIMES,
-    SCRIPTS,
-    Package,
-    describe,
-    judge,
-    tensorrt_state,
-    why_engine_cannot_run,
-)
+from edgeformer.runtimes.tensorrt import state
 from edgeformer.system import cuda_driver
 from edgeformer.system.capability import Capability, ask_installed, installed_version
 
-_PACKAGES: tuple[Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
+_PACKAGES: tuple[state.Package, ...] = ("tensorrt-rtx", "tensorrt", "torch-tensorrt")
 RTX_INT8 = (
     "INT8 engines of tensorrt-rtx quantise weights and activations, but NVIDIA's support matrix of TensorRT-RTX lists "
     "INT8 for weights only: they may be no faster than FP16. This is not measured; compare both with edgeformer "
@@ -70,11 +60,11 @@ class TensorRTBuilder(Builder):
             reason = "its profile says that TensorRT does not support it (tensorrt: none); give another --target"
             return Unavailable(self.formats[0], f"{subject}): {reason}")
         capability = device.compute_capability.value
-        package: Package = "tensorrt" if self.name == "tensorrt" else "torch-tensorrt"
-        state, problem = tensorrt_state(package), None  # why it cannot build on the device itself
-        if missing := state.missing(to_build=True):
-            problem = missing if state.is_installed else f"{missing} ({REMEDIES[package]})"
-        elif (gpu := state.gpus[0]).compute_capability != capability or (
+        package: state.Package = "tensorrt" if self.name == "tensorrt" else "torch-tensorrt"
+        own, problem = state.tensorrt_state(package), None  # why it cannot build on the device itself
+        if missing := own.missing(to_build=True):
+            problem = missing if own.is_installed else f"{missing} ({state.REMEDIES[package]})"
+        elif (gpu := own.gpus[0]).compute_capability != capability or (
             (device.match or device.title).lower() not in gpu.name.lower()
         ):
             problem = f"device: the GPU is {gpu.name} with compute capability {gpu.compute_capability}"
@@ -85,8 +75,8 @@ class TensorRTBuilder(Builder):
         subject += f", compute capability {capability})"
         is_rtx = device.tensorrt_edition == "rtx"
         if is_rtx:
-            rtx = tensorrt_state("tensorrt-rtx")
-            supported, missing = rtx.capabilities or RTX_CAPABILITIES, rtx.missing(to_build=True)
+            rtx = state.tensorrt_state("tensorrt-rtx")
+            supported, missing = rtx.capabilities or state.RTX_CAPABILITIES, rtx.missing(to_build=True)
             if capability in supported and not missing:
                 return Target("tensorrt-rtx", device.name, capability, note=note)
         if problem is None:
@@ -97,7 +87,8 @@ class TensorRTBuilder(Builder):
                 f"tensorrt on that GPU itself (on a Jetson: that of JetPack); here: {problem}"
             )
         elif capability in supported:
-            reason = f"tensorrt-rtx builds for it on any machine, but here: {missing} ({REMEDIES['tensorrt-rtx']})"
+            remedy = state.REMEDIES["tensorrt-rtx"]
+            reason = f"tensorrt-rtx builds for it on any machine, but here: {missing} ({remedy})"
             reason += f"; {device.tensorrt_source}" if device.tensorrt is None else ""
         else:
             reason = (
@@ -240,30 +231,30 @@ class TorchTensorRTBuilder(TensorRTBuilder):
 
 class TensorRTRuntime(Runtime):
     name = "tensorrt"
-    formats = tuple(RUNTIMES)
+    formats = tuple(state.RUNTIMES)
     distributions = _PACKAGES
-    facts: ClassVar = {format_: ProviderFacts(format_, "cuda") for format_ in RUNTIMES}
+    facts: ClassVar = {format_: ProviderFacts(format_, "cuda") for format_ in state.RUNTIMES}
     # torch-tensorrt's engine first, so that profile can compare it with TensorRT's.
     builders = (TorchTensorRTBuilder(), TensorRTBuilder())
     fuses = True
     session_modules = ("edgeformer.runtimes.decoder", "edgeformer.runtimes.tensorrt.session")
 
     def cannot_run(self, artifact: ArtifactManifest) -> str | None:
-        return why_engine_cannot_run(artifact)
+        return state.why_engine_cannot_run(artifact)
 
     def open_graph(self, path: Path, files: ArtifactFiles, options: OpenOptions) -> Graph:
         from edgeformer.runtimes.tensorrt.session import TensorRTSession
 
         refusal = self.cannot_run(files.artifact)
         if refusal is not None:  # before the file is read
-            is_missing = tensorrt_state(RUNTIMES[files.artifact.format]).missing()
+            is_missing = state.tensorrt_state(state.RUNTIMES[files.artifact.format]).missing()
             raise (MissingDependencyError if is_missing else ArtifactError)(f"{path}: {refusal}")
         return TensorRTSession(path, files.artifact, files.max_positions, repeated_shapes=options.repeated_shapes)
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        answers = ask_installed(SCRIPTS, timeout_s)
+        answers = ask_installed(state.SCRIPTS, timeout_s)
         driver, gpus = cuda_driver.problem(), cuda_driver.devices()
-        return [describe(judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
+        return [state.describe(state.judge(name, answers[name.replace("-", "_")], driver, gpus)) for name in _PACKAGES]
 
     def never_runs(self, artifact: ArtifactManifest, device: DeviceProfile) -> str | None:
         if device.kind != "cuda":
