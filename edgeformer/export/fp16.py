@@ -94,9 +94,7 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
                     update((scores + mask).masked_fill(mask <= MASKED / 2, 0))
             return func(*args, **options)
 
-    hooks = [
-        module.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for module in model.modules()
-    ]
+    hooks = [part.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for part in model.modules()]
     try:
         with AttentionScores():
             model(*map(torch.from_numpy, inputs))
@@ -192,9 +190,8 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
             conversion.out_of_range.add(value)
     is_converted = [conversion.convert(node) for node in list(RecursiveGraphIterator(converted.graph))]
     if not any(is_converted):
-        raise EdgeformerError(
-            f"FP16: no operator of the graph can compute in FP16 ({operator_names(converted)}); it stays FP32"
-        )
+        problem = f"no operator of the graph can compute in FP16 ({operator_names(converted)})"
+        raise EdgeformerError(f"FP16: {problem}; it stays FP32")
     passes.RemoveUnusedNodesPass()(converted)
     return converted
 

@@ -83,9 +83,8 @@ def measure_resident(
         end = run_job(ResidentJob(threads=1, files=files, provider=provider), messages.append)
         by_index = {message.index: message for message in messages}
         for index, artifact in enumerate(group):
-            results[artifact.id] = by_index.get(
-                index, Resident(index=index, reason=end.reason or "the process sent no result")
-            )
+            absent = Resident(index=index, reason=end.reason or "the process sent no result")
+            results[artifact.id] = by_index.get(index, absent)
     return results
 
 

@@ -75,9 +75,8 @@ class TorchRuntime(Runtime):
         if provider not in self.facts:
             raise InputError(f"--runtime {provider}: cannot run the weights of a run; use {' or '.join(self.facts)}")
         if provider == "torch-cuda" and not card:
-            raise InputError(
-                f"--runtime {provider}: torch finds no CUDA card; run edgeformer doctor, or leave out --runtime"
-            )
+            hint = "run edgeformer doctor, or leave out --runtime"
+            raise InputError(f"--runtime {provider}: torch finds no CUDA card; {hint}")
         return provider.removeprefix("torch-")
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
