@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import cast
 
 import numpy as np
 
@@ -51,26 +52,19 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """An .onnx file that passed the checks; ``weights``: file that it reads weights from, relative to it → path."""
+    """An .onnx file that passed the checks.
+
+    Attributes:
+        weights: file that it reads weights from, relative to it → path.
+        name: of the model: that of the file, or of its folder where the file is called ``model``.
+        precision: type of most stored numbers.
+    """
 
     path: Path
     outline: Outline
     weights: Mapping[str, Path]
-
-    @property
-    def name(self) -> str:
-        """Name of the model: that of the file, or of its folder where the file is called ``model``."""
-        stem, folder = self.path.stem, self.path.resolve().parent.name
-        return folder if stem.lower() in ("model", "onnx") and folder else stem
-
-    @property
-    def precision(self) -> Precision:
-        """Type of most stored numbers."""
-        stored = self.outline.stored
-        if 2 * (stored["float16"] + stored["bfloat16"]) > stored.total():
-            return "fp16"
-        is_integer = 2 * sum(stored[name] for name in ("int8", "uint8", "int4", "uint4")) > stored.total()
-        return "int8" if is_integer else "fp32"
+    name: str
+    precision: Precision
 
 
 def read_foreign(path: Path) -> ForeignGraph:
@@ -120,7 +114,13 @@ def read_foreign(path: Path) -> ForeignGraph:
         if port.dtype not in _NUMBERS:
             remedy = "tokenize outside of the graph" if port.dtype == "string" else "add a Cast to a numeric type"
             raise InputError(f"{place} is a tensor of {port.dtype or 'an unknown type'}; {remedy}")
-    return ForeignGraph(path, outline, {location: folder / location for location in weights})
+    stored, precision = outline.stored, cast("Precision", "fp32")
+    if 2 * (stored["float16"] + stored["bfloat16"]) > stored.total():
+        precision = "fp16"
+    elif 2 * sum(stored[name] for name in ("int8", "uint8", "int4", "uint4")) > stored.total():
+        precision = "int8"
+    name = folder.name if path.stem.lower() in ("model", "onnx") and folder.name else path.stem
+    return ForeignGraph(path, outline, {location: folder / location for location in weights}, name, precision)
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
