@@ -127,15 +127,11 @@ def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
 
 @dataclass(frozen=True)
 class RaplDomain:
-    """Energy counter of one processor package (Linux, Intel and AMD), which wraps at ``range_uj`` microjoules."""
+    """Energy counter of one processor package (Linux, Intel and AMD): microjoules, which wrap at ``range_uj``."""
 
     name: str
     file: Path
     range_uj: int
-
-    def read_uj(self) -> int:
-        """Microjoules since the counter's last wrap. Raises OSError."""
-        return int(self.file.read_text(encoding="ascii"))
 
 
 def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
@@ -153,7 +149,7 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
         file = folder / "energy_uj"
         try:
             domain = RaplDomain(name, file, int((folder / "max_energy_range_uj").read_text(encoding="ascii")))
-            domain.read_uj()
+            int(file.read_text(encoding="ascii"))  # raises if this process may not read it
         except PermissionError:
             return [], f"only root can read {file}; to change this, run: sudo chmod a+r {file}"
         except (OSError, ValueError):
