@@ -129,9 +129,9 @@ def test_a_missing_package_of_an_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_torch_and_flash_attention_are_explained() -> None:
     selector = "pytorch.org's selector gives for CPU"
-    assert selector in str(torch_runtime.describe_torch(None, "no driver").remedy)
-    assert selector in str(torch_runtime.describe_torch(CUDA_13, "the driver library is not installed").remedy)
-    assert torch_runtime.describe_torch(CUDA_13, None).remedy is None, "a card is here: a CPU build is no remedy"
+    assert selector in str(torch_runtime.describe(None, "no driver")[0].remedy)
+    assert selector in str(torch_runtime.describe(CUDA_13, "the driver library is not installed")[0].remedy)
+    assert torch_runtime.describe(CUDA_13, None)[0].remedy is None, "a card is here: a CPU build is no remedy"
     absent = "flash-attn 2 cannot be imported (No module named 'flash_attn')"
     for facts, status, detail in (
         ({}, "unavailable", "torch finds no CUDA card"),
@@ -139,7 +139,7 @@ def test_torch_and_flash_attention_are_explained() -> None:
         ({"cuda": True, "flash": {"flash-attn": absent, "varlen_attn": None}}, "available", "varlen_attn"),
         ({"cuda": True, "flash": {"flash-attn": absent, "varlen_attn": "built without"}}, "unavailable", absent),
     ):
-        line = torch_runtime.describe_flash(facts)
+        _, line = torch_runtime.describe(Answer(facts), None)
         assert (line.name, line.status) == ("flash attention", status) and line.detail.startswith(detail)
 
 
@@ -161,7 +161,7 @@ def test_cuda_13_needs_driver_580_and_doctor_says_so(monkeypatch: pytest.MonkeyP
     reason = reason.format("550.54.14")
     assert driver_line().detail == f"supports CUDA up to 12.4; {reason} (installed for it: tensorrt-rtx-cu13)"
     assert "update the driver to R580 or newer" in str(driver_line().remedy)
-    assert reason in torch_runtime.describe_torch(CUDA_13, None).detail
+    assert reason in torch_runtime.describe(CUDA_13, None)[0].detail
     answer = Answer({"version": "1.31", "providers": [CUDA], "cuda": "13.0", "preload": ""})
     line = next(line for line in providers.describe(answer, None) if line.name.endswith(CUDA))
     assert line.status == "unavailable" and reason in line.detail

@@ -80,24 +80,29 @@ class TorchRuntime(Runtime):
         return provider.removeprefix("torch-")
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
-        answers = capability.ask_installed(_SCRIPTS, timeout_s)
-        torch = answers["torch"]
-        flash = describe_flash({} if torch is None else torch.facts)
-        return [describe_torch(torch, cuda_driver.problem()), flash, capability.describe_extra("train")]
+        answer = capability.ask_installed(_SCRIPTS, timeout_s)["torch"]
+        return [*describe(answer, cuda_driver.problem()), capability.describe_extra("train")]
 
 
-def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
-    """Return torch's line of ``doctor``; ``driver``: why CUDA's driver cannot be used."""
+def describe(answer: Answer | None, driver: str | None) -> list[Capability]:
+    """Return the lines of ``doctor`` about torch and about flash attention in training.
+
+    ``answer`` None: torch is not installed; ``driver``: why CUDA's driver cannot be used.
+    """
+    facts = {} if answer is None else answer.facts
+    problems = facts.get("flash", {}) if facts.get("cuda") else {"": "torch finds no CUDA card"}
+    kernels = [name for name, problem in problems.items() if problem is None]
+    detail = "; ".join(kernels or filter(None, problems.values()))
+    flash = Capability("flash attention", "available" if kernels else "unavailable", None, detail)
     if answer is None:
         remedy = f"{install_hint('train')}; {_CPU_ONLY}; bundles work without torch"
-        return Capability("torch", "unavailable", None, "not installed", remedy)
+        return [Capability("torch", "unavailable", None, "not installed", remedy), flash]
     if answer.error is not None:
-        remedy = install_hint("train", reinstall=True)
-        return Capability("torch", "unavailable", capability.installed_version("torch"), answer.error, remedy)
-    facts = answer.facts
+        remedy, version = install_hint("train", reinstall=True), capability.installed_version("torch")
+        return [Capability("torch", "unavailable", version, answer.error, remedy), flash]
     hint: str | None = None
     if facts.get("cuda"):
-        detail = f"CUDA {facts['built_for']} on {', '.join(facts.get('devices', []))}"
+        detail = f"CUDA {facts.get('built_for')} on {', '.join(facts.get('devices', []))}"
     elif facts.get("built_for") == "cpu":
         detail = "CPU build: trains on the CPU"
         if driver is None:
@@ -107,15 +112,7 @@ def describe_torch(answer: Answer | None, driver: str | None) -> Capability:
         why = driver or too_old or "torch finds no card"
         detail = f"built for CUDA {facts.get('built_for')}, trains on the CPU: {why}"
         hint = None if driver is None else _CPU_ONLY
-    return Capability("torch", "available", facts.get("version"), detail, hint)
-
-
-def describe_flash(facts: dict[str, Any]) -> Capability:
-    """Return the line of ``doctor`` about flash attention in training."""
-    problems = facts.get("flash", {}) if facts.get("cuda") else {"": "torch finds no CUDA card"}
-    kernels = [name for name, problem in problems.items() if problem is None]
-    detail = "; ".join(kernels or filter(None, problems.values()))
-    return Capability("flash attention", "available" if kernels else "unavailable", None, detail)
+    return [Capability("torch", "available", facts.get("version"), detail, hint), flash]
 
 
 RUNTIME = TorchRuntime()
