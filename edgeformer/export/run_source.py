@@ -159,12 +159,9 @@ def write_trimmed_companions(model_folder: Path, trimmed: Trimmed, target: Path)
 
 @dataclass(kw_only=True)
 class RunSource(ExportSource):
-    """A finished run.
+    """A finished run. ``requested_exits`` become graphs; ``facts`` are the task's fields of bundle.json.
 
-    Attributes:
-        requested_exits: that become graphs.
-        facts: the task's fields of bundle.json.
-        validations: whether the vocabulary is trimmed → scorer of the validation split.
+    ``validations``: whether the vocabulary is trimmed → scorer of the validation split.
     """
 
     run: Run

@@ -52,12 +52,9 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """An .onnx file that passed the checks.
+    """An .onnx file that passed the checks; ``weights``: file that it reads weights from, relative to it → path.
 
-    Attributes:
-        weights: file that it reads weights from, relative to it → path.
-        name: of the model: that of the file, or of its folder where the file is called ``model``.
-        precision: type of most stored numbers.
+    ``name``: that of the file, or of its folder where the file is called ``model``. ``precision``: of most numbers.
     """
 
     path: Path

@@ -88,12 +88,9 @@ def prove_encoder(
 ) -> ImportProof:  # fmt: skip
     """Compare an encoder's answers to the probe texts with those of its library.
 
-    Args:
-        reader, run: tokenizer, and the model's session, as the run has them; they answer the texts in padded batches.
-        max_length: tokens that the user wants texts to be cut to; None: the library decides where its answers are cut.
-        allow_difference: as for :func:`prove`.
-
-    Raises InputError: an answer differs, or the library cannot open the model.
+    ``reader`` and ``run`` are tokenizer and session of the run; they answer the texts in padded batches.
+    ``max_length``: tokens that the user wants texts to be cut to; None: the library decides where its answers are cut.
+    Raises InputError: an answer differs, or the library cannot open the model; ``allow_difference`` as for prove().
     """
     with quiet_transformers():
         try:

@@ -109,16 +109,14 @@ def write_language_run(
     description: str, origin: str, sha256: str, tokenizer: Tokenizer | None = None,
     tokenizer_config: Mapping[str, Any] = MappingProxyType({}), proof: ImportProof | None = None,
 ) -> Path:  # fmt: skip
-    """Write the run of a language model, with the data and the training of a shipped recipe.
+    """Write the run of a language model, with the data and the training of the shipped recipe ``base``.
 
     Args:
         free: returns the run's folder.
-        base: the recipe.
         name, description: of the run's own recipe.
-        origin, sha256: of the file that it was imported from.
         tokenizer: None: the one of ``options``.
         tokenizer_config: further keys of tokenizer_config.json.
-        proof: as of :func:`write_run`.
+        origin, sha256, proof: as of :func:`write_run`.
 
     Raises InputError: data or tokenizer do not fit; ArtifactError: the weights are degenerate.
     """

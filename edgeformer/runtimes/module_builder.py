@@ -22,9 +22,7 @@ _EXAMPLE_LENGTH = 7
 class StoredModel:
     """Contents of a model's file, counted in it.
 
-    Attributes:
-        quantized: kind of weight → number in INT8.
-        engine: further fields of :class:`EngineBuild`.
+    ``quantized``: kind of weight → number in INT8. ``engine``: further fields of :class:`EngineBuild`.
     """
 
     parameters: int

@@ -315,10 +315,8 @@ class Runtime(ABC):
     def open(self, files: ArtifactFiles, options: OpenOptions) -> Session:
         """Open an artifact of any role as one session; step and decode artifacts run once per loop or token.
 
-        Raises:
-            ArtifactError: a file is missing, damaged or not runnable.
-            InputError: the provider is not available here, or the artifact does not support early exit.
-            MissingDependencyError: the runtime is not installed.
+        Raises ArtifactError: a file is missing, damaged or not runnable; InputError: the provider is not available
+        here, or the artifact does not support early exit; MissingDependencyError: the runtime is not installed.
         """
         from edgeformer.runtimes.decoder import DecodeSession, StepSession
 
@@ -393,13 +391,10 @@ class Runtime(ABC):
 
 @dataclass(frozen=True)
 class OptionalPackage:
-    """A package that comes with an extra of edgeformer.
+    """A package that comes with an extra of edgeformer; ``purpose`` is for the remedy of ``doctor``.
 
-    Attributes:
-        name: distribution, for pip.
-        purpose: what it is for, in the remedy of ``doctor``.
-        modules: that must be installed; the first is the package's own.
-        script: probe for :func:`~edgeformer.system.capability.ask_installed`; empty: of the installed version only.
+    ``modules`` must be installed; the first is the package's own. ``script`` is a probe for
+    :func:`~edgeformer.system.capability.ask_installed`; empty: of the installed version only.
     """
 
     name: str

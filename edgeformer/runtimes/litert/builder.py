@@ -110,13 +110,10 @@ def convert(
 
     Dynamic shapes are no alternative: the converter cannot lower a reshape whose size is only known at run time.
 
-    Args:
-        module: takes ``inputs`` in this order, int64 [rows, tokens] each, and returns ``outputs``.
-        shapes: rows and tokens of every signature. Its inputs are int32, the only integers that lookups take.
-        bounds_norms: put a bound that no number reaches behind every norm. The converter multiplies weights by the
-            norm before them, and so stores a shared layer once per norm; the bound prevents that.
-
-    Raises EdgeformerError: the model cannot be converted.
+    ``module`` takes ``inputs`` in this order, int64 [rows, tokens] each, and returns ``outputs``. A signature's inputs
+    are int32, the only integers that lookups take. ``bounds_norms``: put a bound that no number reaches behind every
+    norm. The converter multiplies weights by the norm before them, and so stores a shared layer once per norm; the
+    bound prevents that. Raises EdgeformerError: the model cannot be converted.
     """
     import torch
 

@@ -215,9 +215,8 @@ class Llama(Session):
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Encode a text as llama.cpp does.
 
-        Args:
-            add_special: put the tokens around the text that the file's tokenizer puts there.
-            parse_special: read the names of special tokens in the text as these tokens.
+        ``add_special``: with the tokens that the file's tokenizer puts around a text. ``parse_special``: names of
+        special tokens in the text are read as these tokens.
         """
         content, flags = text.encode(), (add_special, parse_special)
         ids = (ctypes.c_int32 * (2 * len(content) + 8))()  # a prefix may be added in front of every part

@@ -84,11 +84,8 @@ class TensorRTSession(Graph):
     The ``present…`` outputs of a decode or step engine stay on the GPU as ``past…`` inputs of the next call. A cache is
     read from one memory block and written, one token longer, to another; sizes are powers of two for reuse.
 
-    Args:
-        artifact: entry in the manifest of the engine, or of the step artifact that it is a part of. If the builder
-            named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get these names.
-        max_positions, repeated_shapes: as in :class:`ArtifactFiles` and :class:`OpenOptions`.
-
+    ``artifact`` is the entry in the manifest of the engine, or of the step artifact that it is a part of. If the
+    builder named inputs and outputs of a whole model differently (torch-tensorrt: ``output0``), they get these names.
     Raises ArtifactError: the file is missing, damaged, or TensorRT refuses it; EdgeformerError: the GPU or its driver
     fails, or has too little memory.
     """

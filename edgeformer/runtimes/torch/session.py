@@ -16,11 +16,8 @@ _TOKENS = InputType("int64", ("batch", "seq"))
 class TorchSession(Session):
     """Session of a module in evaluation mode on its device; arrays are copied to the device and back.
 
-    Args:
-        model: its arguments are named like the inputs, all int64 [batch, seq]; it returns a tensor, a tuple of tensors,
-            or a mapping of them by name.
-        inputs, optional: required inputs, and those that are passed if present.
-        outputs: names of the returned tensors in order; further tensors are ignored.
+    The model's arguments are named like the inputs, all int64 [batch, seq]; ``optional`` ones are passed if present. It
+    returns a tensor, a tuple of tensors with names in ``outputs`` (others are ignored), or a mapping of them by name.
     """
 
     def __init__(
