@@ -51,11 +51,9 @@ def audit_sharing(graph: onnx.ModelProto, unique_parameters: int) -> Sharing:
         if _is_parameter(tensor) and not is_scale:
             stored += size
     return Sharing(
-        unique_parameters=unique_parameters,
-        stored_parameters=stored,
-        constant_elements=elements - stored,
+        unique_parameters=unique_parameters, stored_parameters=stored, constant_elements=elements - stored,
         weight_bytes=sum(map(_bytes, tensors)),
-    )
+    )  # fmt: skip
 
 
 def _is_parameter(tensor: onnx.TensorProto) -> bool:
@@ -142,9 +140,8 @@ def audit_portability(paths: Sequence[Path]) -> Portability:
     return Portability(
         opset=max(model.opset_imports.get("", 0) for model in models),
         ir_version=max(model.ir_version for model in models),
-        other_operators=dict(sorted(foreign.items())),
-        control_flow=dict(sorted(control_flow.items())),
+        other_operators=dict(sorted(foreign.items())), control_flow=dict(sorted(control_flow.items())),
         dynamic={name: names for name, names in axes.items() if names},
         fixed=tuple(name for name, names in axes.items() if not names),
         denormals=Denormals(weights=denormals, of_weights=of_weights),
-    )
+    )  # fmt: skip

@@ -320,9 +320,7 @@ class RunSource(ExportSource):
         return BuildJob(
             bundle=folder, graphs=graphs, precision="fp16" if self.options.fp16 else "fp32",
             max_length=subject.recipe.data.tokens_at_once, max_positions=subject.recipe.model.max_positions,
-            progress=self.progress, note=self.notes.append,
-            module=self.module,
-            calibration=self.calibration_calls,
+            progress=self.progress, note=self.notes.append, module=self.module, calibration=self.calibration_calls,
             texts=self.real_texts,
         )  # fmt: skip
 
@@ -378,9 +376,8 @@ class RunSource(ExportSource):
         return BundleManifest(
             run=run.run, task=run.task, created=now(), **self.facts, notes=(*self.notes, *kept_notes),
             made_from=dict(self.made_from or {}), exits=spec.trained_exits(recipe.model),
-            loops=spec.loops(recipe.model),
-            leaks=self.subject.leaks, proof=run.proof, max_positions=recipe.model.max_positions,
-            parameters=run.parameters, synthetic=run.data.synthetic, target=recipe.target, data=recipe.data,
-            data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts), code_version=code_version(),
-            files=checksum_files(folder, artifacts),
+            loops=spec.loops(recipe.model), leaks=self.subject.leaks, proof=run.proof, parameters=run.parameters,
+            max_positions=recipe.model.max_positions, synthetic=run.data.synthetic, target=recipe.target,
+            data=recipe.data, data_fingerprints=run.data.fingerprints, artifacts=tuple(artifacts),
+            code_version=code_version(), files=checksum_files(folder, artifacts),
         )  # fmt: skip

@@ -285,15 +285,11 @@ def open_workload(
         session = runtime.open(files, options)
         load_ms = (time.perf_counter() - start_s) * 1000
         return Workload(
-            first=lambda: session.run(buffers[0]),
-            call=lambda index: session.run(buffers[index % len(buffers)]),
-            close=session.close,
-            load_ms=load_ms,
-            facts=session.settings(),
-            caveats=session.caveats(),
+            first=lambda: session.run(buffers[0]), call=lambda index: session.run(buffers[index % len(buffers)]),
+            close=session.close, load_ms=load_ms, facts=session.settings(), caveats=session.caveats(),
             device_ms=lambda index: session.device_ms(buffers[index % len(buffers)]),
             memory_by_name=session.memory_by_name,
-        )
+        )  # fmt: skip
     decoder = runtime.open_decoder(files, None, options)
     load_ms = (time.perf_counter() - start_s) * 1000
     start = item[2] - 1 if item[0] == "decode" else 0
@@ -396,15 +392,10 @@ def work(document: bytes, send: Send) -> None:
         warnings += conditions.doubts(Conditions(**surroundings), provider)
         stable = sample.stable and not use.disturbed(usable_cores(), threads, pools)
         facts = {
-            **memory_facts,
-            **surroundings,
-            "warmup_calls": sample.warmup_calls,
-            "warmup_s": round(sample.warmup_s, 3),
-            "own_cores": round(use.own_cores, 2),
-            "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None,
-            "buffers": len(buffers[item[1:]]),
-            **facts,
-        }
+            **memory_facts, **surroundings, "warmup_calls": sample.warmup_calls, "warmup_s": round(sample.warmup_s, 3),
+            "own_cores": round(use.own_cores, 2), "buffers": len(buffers[item[1:]]),
+            "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None, **facts,
+        }  # fmt: skip
         if speeds:
             parts = ([speed.product_us for speed in speeds], [speed.copy_us for speed in speeds])
             facts["speed"] = dict(zip(("product_us", "copy_us"), map(statistics.median, parts), strict=True))

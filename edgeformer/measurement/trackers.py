@@ -137,20 +137,13 @@ def summarise(
     if cv is not None and cv > report.NOISY_CV:
         noise = f"noisy: the calls have a coefficient of variation of {cv:.1%}, above {report.NOISY_CV:.1%}"
         warnings = (*warnings, noise)
+    # Rounded to the clock's nanoseconds. One call has no distribution.
+    quantiles = np.quantile(values, np.linspace(0, 1, report.QUANTILES)).round(6).tolist() if n > 1 else ()
     return Latency(
-        status="measured",
-        p50=float(np.median(values)),
-        **percentiles,
-        mean=mean,
-        min=float(values.min()),
-        cv=cv,
-        n=n,
-        stable=stable,
-        reason="; ".join(filter(None, (reason, missing))) or None,
-        warnings=tuple(warnings),
-        # Rounded to the clock's nanoseconds. One call has no distribution.
-        quantiles_ms=tuple(np.quantile(values, np.linspace(0, 1, report.QUANTILES)).round(6).tolist()) if n > 1 else (),
-    )
+        status="measured", p50=float(np.median(values)), **percentiles, mean=mean, min=float(values.min()), cv=cv, n=n,
+        stable=stable, reason="; ".join(filter(None, (reason, missing))) or None, warnings=tuple(warnings),
+        quantiles_ms=tuple(quantiles),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

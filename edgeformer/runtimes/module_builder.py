@@ -92,14 +92,12 @@ class ModuleBuilder(Builder):
             if graph.sharing is not None:  # an exit does not need every parameter of the model
                 unique = graph.sharing.unique_parameters
             engine = EngineBuild(
-                builder=f"{self.packages[0]} {installed_version(self.packages[0])}",
-                seconds=round(time.perf_counter() - start_s, 2),
-                checked_by="size",
-                weight_bytes=stored.weight_bytes,
+                builder=f"{self.packages[0]} {installed_version(self.packages[0])}", checked_by="size",
+                seconds=round(time.perf_counter() - start_s, 2), weight_bytes=stored.weight_bytes,
                 graph_bytes=(job.bundle / str(graph.file)).stat().st_size,
                 shapes=dict.fromkeys(graph.inputs, ((1, 1), (1, min(_EXAMPLE_LENGTH, length)), (MAX_BATCH, length))),
                 **stored.engine,
-            )
+            )  # fmt: skip
             sharing = Sharing(
                 unique_parameters=unique, stored_parameters=stored.parameters, constant_elements=stored.constants,
                 weight_bytes=stored.weight_bytes,

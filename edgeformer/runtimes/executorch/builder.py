@@ -103,17 +103,14 @@ class ExecuTorchBuilder(ModuleBuilder):
             elements += count
             parameters += count if count > 1 and blob not in constants else 0
         quantized = sum(count.delegated for name, count in kernels.items() if "dequantize_per_channel" in name)
-        return StoredModel(
-            parameters=parameters,
-            constants=elements - parameters,
-            weight_bytes=sum(len(blob) for blob, _ in blobs),
-            quantized={"linear": quantized} if quantized else {},  # each layer counts once per loop
-            engine={
-                "activation_bytes": sum(plan.non_const_buffer_sizes),
-                "delegated": sum(count.delegated for count in kernels.values()),
-                "not_delegated": {name: count for name, count in sorted(outside.items()) if count},
-            },
-        )
+        engine = {
+            "activation_bytes": sum(plan.non_const_buffer_sizes),
+            "delegated": sum(count.delegated for count in kernels.values()),
+            "not_delegated": {name: count for name, count in sorted(outside.items()) if count},
+        }
+        weight_bytes = sum(len(blob) for blob, _ in blobs)
+        layers = {"linear": quantized} if quantized else {}  # each counts once per loop
+        return StoredModel(parameters, elements - parameters, weight_bytes, layers, engine)
 
 
 def _bytes(tensor: Any) -> bytes:

@@ -206,9 +206,7 @@ def audit_file(path: Path, unique_parameters: int | None) -> tuple[Sharing, dict
     stored = sum(sizes[buffer] for buffer in parameters)
     weight_bytes = sum(buffer_bytes[buffer] for buffer in sizes)
     sharing = Sharing(
-        unique_parameters=stored if unique_parameters is None else unique_parameters,
-        stored_parameters=stored,
-        constant_elements=sum(sizes.values()) - stored,
-        weight_bytes=weight_bytes,
-    )
+        unique_parameters=stored if unique_parameters is None else unique_parameters, stored_parameters=stored,
+        constant_elements=sum(sizes.values()) - stored, weight_bytes=weight_bytes,
+    )  # fmt: skip
     return sharing, {name: nodes for name, nodes in sorted(quantized.items()) if nodes}

@@ -218,12 +218,10 @@ class TorchTensorRTBuilder(TensorRTBuilder):
             return
         sizes = zip(*axis_sizes(job).values(), strict=True)
         engine = EngineBuild(
-            builder=f"torch-tensorrt {built_for['torch-tensorrt']}",
-            seconds=round(time.perf_counter() - start_s, 2),
-            checked_by="size",
-            graph_bytes=graph_bytes(job.bundle / str(graph.file)),
+            builder=f"torch-tensorrt {built_for['torch-tensorrt']}", seconds=round(time.perf_counter() - start_s, 2),
+            checked_by="size", graph_bytes=graph_bytes(job.bundle / str(graph.file)),
             shapes=dict.fromkeys(graph.inputs, tuple(sizes)),
-        )
+        )  # fmt: skip
         reason = why_engine_rejected(engine, (job.bundle / file).stat().st_size, job.precision)
         packages = ("torch", "torch-tensorrt")
         yield self.built_entry(entry, job.bundle, file, packages, built_for=built_for, engine=engine, reason=reason)
