@@ -214,7 +214,7 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     with TorchSession(scorer, scorer.inputs, scorer.optional) as session:
         proof = prove_encoder(
             source, recipe, reader, session.run, progress, max_length=options.max_length,
-            allow_difference=options.unproven,
+            allow=options.unproven,
         )  # fmt: skip
 
     # 5. Write the run.

@@ -93,7 +93,7 @@ def prove_by_transformers(
         return Compared(text, expected, model.logits(tokens)[0].numpy())
 
     with torch.inference_mode(), bar(progress, f"Comparing with {library}", len(probes), "texts"):
-        return prove(library, itertools.starmap(compare, enumerate(probes)), allow_difference=allow)
+        return prove(library, itertools.starmap(compare, enumerate(probes)), allow=allow)
 
 
 def prove_by_llama(
@@ -125,4 +125,4 @@ def prove_by_llama(
 
     tolerance = max(LLAMA_TOLERANCES.get(kind, _FEWER_BITS) for kind in kinds)
     with torch.inference_mode(), bar(progress, f"Comparing with {library}", len(texts), "texts"):
-        return prove(library, answers(), allow_difference=allow, tolerance=tolerance)
+        return prove(library, answers(), allow=allow, tolerance=tolerance)

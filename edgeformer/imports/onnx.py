@@ -334,7 +334,7 @@ def _answer_texts(job: _Import, tokens: TextReader, calls: TextCalls) -> BundleM
                     compared.append(Compared(text, probabilities, np.array([*answer.probabilities.values()])))
                 elif getattr(answer, "error", None) not in (EMPTY, NOTHING_LEFT):  # an empty text has no answer
                     compared.append(Compared(text, probabilities, np.empty(0)))
-            proof = prove(library, compared, allow_difference=options.unproven or rows is None)
+            proof = prove(library, compared, allow=options.unproven or rows is None)
             if proof.reason is None:
                 break
         if calls.rows == 1:

@@ -41,13 +41,11 @@ class Compared(NamedTuple):
     exact: bool = False
 
 
-def prove(
-    library: str, answers: Iterable[Compared], *, allow_difference: bool, tolerance: float = TOLERANCE
-) -> ImportProof:
+def prove(library: str, answers: Iterable[Compared], *, allow: bool, tolerance: float = TOLERANCE) -> ImportProof:
     """Compare the answers of edgeformer with those of ``library`` (name and version).
 
     ``tolerance`` is of a number, relative to the largest number of its expected answer if that exceeds 1.
-    Raises InputError with the text of the largest difference; with ``allow_difference`` the import is unproven instead.
+    Raises InputError with the text of the largest difference; with ``allow`` the import is unproven instead.
     """
     worst, reason, largest, texts = 0.0, None, 0.0, 0
     for text, expected, actual, exact in answers:
@@ -70,7 +68,7 @@ def prove(
     if not texts:
         return unproven(f"no probe text has an answer to compare with that of {library}")
     if reason is not None:
-        unproven(reason, allowed=allow_difference)
+        unproven(reason, allowed=allow)
     finite = largest if np.isfinite(largest) else None
     return ImportProof(library=library, texts=texts, largest_difference=finite, tolerance=tolerance, reason=reason)
 
@@ -84,13 +82,13 @@ def unproven(reason: str, *, allowed: bool = True) -> ImportProof:
 
 def prove_encoder(
     source: Source, recipe: Recipe, reader: TextReader, run: Run, progress: Progress, *,
-    max_length: int | None, allow_difference: bool,
+    max_length: int | None, allow: bool,
 ) -> ImportProof:  # fmt: skip
     """Compare an encoder's answers to the probe texts with those of its library.
 
     ``reader`` and ``run`` are tokenizer and session of the run; they answer the texts in padded batches.
     ``max_length``: tokens that the user wants texts to be cut to; None: the library decides where its answers are cut.
-    Raises InputError: an answer differs, or the library cannot open the model; ``allow_difference`` as for prove().
+    Raises InputError: an answer differs, or the library cannot open the model; ``allow`` as for prove().
     """
     with quiet_transformers():
         try:
@@ -98,7 +96,7 @@ def prove_encoder(
         except Exception as error:  # the libraries raise any type for a folder that they cannot open
             lines = str(error).strip().splitlines() or [type(error).__name__]
             reason = f"transformers cannot open the model to compare its answers: {lines[0]}"
-            return unproven(reason, allowed=allow_difference)
+            return unproven(reason, allowed=allow)
         texts: list[Text] = [] if "CrossEncoder" in library else [*PROBE_TEXTS]
         tokenizer = reader.tokenizer
         task = get_task(recipe.task)
@@ -119,7 +117,7 @@ def prove_encoder(
                         numbers = _numbers(answer, window.encoded, int(rows[0]), outputs["logits"])
                         compared.append(Compared(texts[place], reference(texts[place]), numbers))
                     progress.advance(1)
-    return prove(library, compared, allow_difference=allow_difference)
+    return prove(library, compared, allow=allow)
 
 
 def _numbers(answer: Any, encoded: Any, row: int, logits: Array) -> Array:

@@ -352,21 +352,21 @@ def test_the_text_with_the_largest_difference_is_named() -> None:
     same, far, near = np.zeros(3), np.array([0.0, 0.2, 0.0]), np.array([0.0, 1e-3, 0.0])
     answers = [Compared("equal", same, same), Compared("far", same, far), Compared("near", same, near)]
     with pytest.raises(InputError, match=r"the answer to 'far' differs by 2\.0e-01 from that of lib 1.*--unproven"):
-        prove("lib 1", answers, allow_difference=False)
-    proof = prove("lib 1", answers, allow_difference=True)
+        prove("lib 1", answers, allow=False)
+    proof = prove("lib 1", answers, allow=True)
     assert (proof.texts, proof.largest_difference) == (3, pytest.approx(0.2))
     assert proof.reason is not None and "'far'" in proof.reason
-    assert prove("lib", [], allow_difference=False).reason is not None, "nothing was compared"
+    assert prove("lib", [], allow=False).reason is not None, "nothing was compared"
 
 
 def test_what_cannot_be_compared_differs_and_differences_are_relative_to_large_numbers() -> None:
     for actual in (np.array([np.nan]), np.zeros(2), np.array([np.inf])):
         with pytest.raises(InputError, match="the answer to 'x' differs"):
-            prove("lib", [Compared("x", np.zeros(1), actual)], allow_difference=False)
+            prove("lib", [Compared("x", np.zeros(1), actual)], allow=False)
     large = np.array([1000.0])
-    assert prove("lib", [Compared("x", large, large + 0.05)], allow_difference=False).reason is None
+    assert prove("lib", [Compared("x", large, large + 0.05)], allow=False).reason is None
     with pytest.raises(InputError):
-        prove("lib", [Compared("x", large / 1000, large / 1000 + 0.05)], allow_difference=False)
+        prove("lib", [Compared("x", large / 1000, large / 1000 + 0.05)], allow=False)
 
 
 @pytest.mark.slow
@@ -396,7 +396,7 @@ def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
         run.session() as session,
         pytest.raises(InputError, match=r"the answer to '.*' differs by .* from that of transformers"),
     ):
-        prove_encoder(source, run.recipe, run.reader(), session.run, progress, max_length=None, allow_difference=False)
+        prove_encoder(source, run.recipe, run.reader(), session.run, progress, max_length=None, allow=False)
 
 
 @pytest.mark.slow
