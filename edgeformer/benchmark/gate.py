@@ -146,7 +146,7 @@ def gate_bundles(
         batch, seq = request.requirements.shape
         named_shapes = product(options.batches or (batch,), options.seqs or (seq,))
         shapes = dict.fromkeys(task.fit_shape(candidate.data, *shape) for shape in named_shapes)
-        gpu_uuid = find_target(device).gpu_uuid
+        gpu_uuid = gpu.uuid if (gpu := find_target(device).gpu) is not None else None
         checks += _compare_pairs((baseline, candidate), pairs, request, [*shapes], gate_options, gpu_uuid, progress)
         notes.append("both were measured alternately on this host; on another processor the ratio may differ")
         if len(request.threads) > 1:

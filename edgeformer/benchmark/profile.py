@@ -131,7 +131,7 @@ def profile_bundle(
                 for threads in request.threads:
                     job = MeasureJob(
                         files=files, provider=requested_provider, threads=threads, items=all_items[artifact.id],
-                        rules=request.rules, gpu_uuid=target.gpu_uuid,
+                        rules=request.rules, gpu_uuid=target.gpu.uuid if target.gpu is not None else None,
                     )  # fmt: skip
                     left = ""  # if the jobs to come take as long as the others
                     if begun_jobs:

@@ -23,10 +23,6 @@ class DevicePresence:
     reason: str
     gpu: nvidia.Gpu | None = None
 
-    @property
-    def gpu_uuid(self) -> str | None:
-        return self.gpu.uuid if self.gpu is not None else None
-
 
 def find_target(device: DeviceProfile, root: Path = Path("/")) -> DevicePresence:
     """Look for ``device`` on this host.
