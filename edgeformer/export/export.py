@@ -81,9 +81,7 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         previous = PreviousBundle(source.folder)
         if not options.replace:
             precision = source.base[0].precision if source.base else "fp32"
-            previous = PreviousBundle.of(
-                source.folder, options, targets, source.made_from, source.exits, base_precision=precision
-            )
+            previous = PreviousBundle.of(source.folder, options, targets, source.made_from, source.exits, precision)
             previous.refuse_losses(ignored=previous.rebuilt)
 
         # 3. Make and judge graphs and engines.

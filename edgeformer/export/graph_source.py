@@ -81,9 +81,8 @@ class GraphSource(ExportSource):
         """Scores a session on the labelled data that was imported with the graph."""
         if self.base[0].validation is None:
             return None
-        validation, problem = open_validation(
-            self.bundle.task, self.bundle.data, self.bundle.reader(), Origin(), self.progress, split="test"
-        )
+        parts = self.bundle.task, self.bundle.data, self.bundle.reader(), Origin(), self.progress
+        validation, problem = open_validation(*parts, split="test")
         if problem is not None:
             problem = problem.replace("validation split", "labelled data")
             self.notes.append(f"scores: on the golden inputs only, because {problem}")

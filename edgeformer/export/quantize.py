@@ -131,7 +131,7 @@ def quantize_int8(
 
     # 3. Replace every MatMul with a stored matrix by DynamicQuantizeLinear, MatMulInteger, Cast and Mul
     opset = prepared.opset_imports.get("", _LEAST_OPSET)
-    if opset < _LEAST_OPSET and _products(prepared):
+    if opset < _LEAST_OPSET and any(_can_quantize(node, prepared.graph) for node in prepared.graph):
         try:  # the quantizer does this too, with a warning through the root logger
             older: onnx.ModelProto = onnx_ir.to_proto(prepared)
             prepared = onnx_ir.from_proto(onnx.version_converter.convert_version(older, _LEAST_OPSET))
@@ -140,7 +140,7 @@ def quantize_int8(
                 f"INT8: needs opset {_LEAST_OPSET}, and the graph has opset {opset}, which cannot be converted "
                 f"({' '.join(str(error).split())[:200]}); export the model with a newer opset"
             ) from None
-    products = _products(prepared)
+    products = [str(node.name) for node in prepared.graph if _can_quantize(node, prepared.graph)]
     if not products:
         return _complete(prepared, "INT8", kept)
     prepared.metadata_props["onnx.quant.pre_process"] = "onnxruntime.quant"  # else it warns through the root logger
@@ -416,11 +416,6 @@ def _can_quantize(node: onnx_ir.Node, graph: onnx_ir.Graph | None = None) -> boo
     is_shared = any(_stored_matrix(user) is not weight or index != 1 for user, index in uses)
     is_shared = is_shared or (graph is not None and any(user.graph is not graph for user, _ in uses))
     return weight is not None and not is_shared and _is_finite(weight)
-
-
-def _products(model: onnx_ir.Model) -> list[str]:
-    """Return the names of the MatMuls of the outermost graph that :func:`_can_quantize` allows."""
-    return [str(node.name) for node in model.graph if _can_quantize(node, model.graph)]
 
 
 class CachedAttention(RewriteRuleClassBase):  # type: ignore[misc]
