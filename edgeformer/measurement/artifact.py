@@ -296,18 +296,18 @@ def open_workload(
     context = np.ascontiguousarray(buffers[0]["input_ids"][:, :start])
     tokens = [np.ascontiguousarray(buffer["input_ids"][:, start:]) for buffer in buffers]
 
-    def decode(index: int) -> object:
-        return decoder.peek(tokens[index % len(tokens)], decoder.loops)
-
     def read_context() -> None:
         if context.size:
             decoder.read_rows(context)
             decoder.advance(decoder.loops)
         else:
-            decode(0)
+            decoder.peek(tokens[0], decoder.loops)
 
     facts = {"context_tokens": context.shape[1], "loops": decoder.loops, **decoder.settings()}
-    return Workload(read_context, decode, decoder.close, load_ms, facts, decoder.caveats())
+    return Workload(
+        read_context, lambda index: decoder.peek(tokens[index % len(tokens)], decoder.loops), decoder.close, load_ms,
+        facts, decoder.caveats(),
+    )  # fmt: skip
 
 
 def load_runtime(files: ArtifactFiles, requested_provider: str | None) -> str:
