@@ -292,7 +292,7 @@ class Writer:
                 decoder.advance(loop)
                 if self._cosine is not None and loop != last_exit and decoder.cosine() < threshold:
                     continue  # the released code's rule; no logits are needed to go on
-                logits = decoder.logits(loop)
+                logits = decoder.row_logits(loop)[0]
                 if self._cosine is not None or loop == last_exit:
                     break
                 if is_confident(top_probability(np.asarray(logits)[None]), threshold)[0]:

@@ -107,10 +107,6 @@ class Decoder(Generic[State]):
             self._waiting[last] = []  # there is no further loop
         self._newest = newest
 
-    def logits(self, loop: int) -> Array:
-        """Return the logits float32 [V] of the exit after ``loop``, the loop of the latest :meth:`advance`."""
-        return np.asarray(self.row_logits(loop)[0])
-
     def cosine(self) -> float:
         """Return the cosine of the newest token's states before and after the loop of the latest :meth:`advance`."""
         if self._newest is None or self._entered is None:
@@ -119,7 +115,7 @@ class Decoder(Generic[State]):
         return float(before @ after / (np.linalg.norm(before) * np.linalg.norm(after)))
 
     def row_logits(self, loop: int) -> Array:
-        """Return the logits float32 [B, V], as :meth:`logits`."""
+        """Return the logits float32 [B, V] of the exit after ``loop``, the loop of the latest :meth:`advance`."""
         if self._newest is None:
             raise ValueError("nothing was computed yet: read tokens and advance first")
         return self._engine.readout(self._newest, loop)

@@ -143,7 +143,7 @@ def test_a_language_model_writes_with_its_engines_what_its_graphs_write(
             for piece in ([1, 2, 3, 4, 5], [6], [7], [8]):
                 decoder.read(piece)
                 decoder.advance(opened.loops)
-                logits.append(decoder.logits(opened.loops))
+                logits.append(decoder.row_logits(opened.loops)[0])
             decoder.close()
             answers.append(np.stack(logits))
         assert np.allclose(answers[0], answers[1], atol=2e-2 * float(answers[1].std()) + 1e-3), engine.id

@@ -159,7 +159,7 @@ def write_tokens(decoder: Decoder[Any], tokens: int = 12) -> list[int]:
     text = []
     for _ in range(tokens):
         decoder.advance(LOOPS)
-        text.append(int(decoder.logits(LOOPS).argmax()))
+        text.append(int(decoder.row_logits(LOOPS)[0].argmax()))
         decoder.peek(np.array([[3]]), LOOPS)  # keeps nothing
         decoder.read(text[-1:])
     return text
@@ -293,7 +293,7 @@ def test_any_exits_in_any_order(seed: int) -> None:
             continue  # read more before anything is computed
         for loop in sorted(choose.sample(engine.stops, choose.choice((1, 1, 2)))):
             decoder.advance(loop)
-            assert decoder.logits(loop).tolist() == [text[-1], loop]
+            assert decoder.row_logits(loop)[0].tolist() == [text[-1], loop]
             assert engine.through[loop - 1] == text, "all that waited went through before the newest"
     assert engine.read == text and decoder.length == len(text)
 
@@ -322,7 +322,7 @@ def test_misuse() -> None:
     with pytest.raises(ValueError, match="read one first"):
         decoder.advance(1)
     with pytest.raises(ValueError, match="nothing was computed yet"):
-        decoder.logits(1)
+        decoder.row_logits(1)
     with pytest.raises(ValueError, match="no stop after loop 9, but after 1, 2, 3, 4"):
         decoder.advance(9)
     decoder.read([1, 2])

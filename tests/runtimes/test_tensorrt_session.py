@@ -124,7 +124,7 @@ def test_logits_are_those_of_the_graphs(bundle: Bundle, kind: str) -> None:
             decoder.advance(loops)
             if (format_, kind, len(piece)) == ("tensorrt-rtx", "decode", 1):
                 assert StandInCuda.uploaded - uploaded == 2 * 8, "the token and its position, and no cache"
-            logits.append(decoder.logits(loops))
+            logits.append(decoder.row_logits(loops)[0])
             decoder.peek(np.array([[3]]), loops)  # keeps nothing
         answers.append(np.stack(logits))
         assert decoder.provider == provider
@@ -146,9 +146,9 @@ def test_tokens_that_left_early_are_caught_up_with(
         for token in range(1, 13):
             decoder.read([token])
             decoder.advance(early)
-            logits.append(decoder.logits(early))
+            logits.append(decoder.row_logits(early)[0])
         decoder.advance(late)
-        answers.append([*logits, decoder.logits(late)])
+        answers.append([*logits, decoder.row_logits(late)[0]])
         decoder.close()
     assert np.allclose(*answers, atol=1e-6)
 
