@@ -170,11 +170,8 @@ class Judge:
         golden = task.golden_score(exit_, outputs, reference.answers, positions, reference.data)
         score = self.validation(run, exit_) if self.validation is not None and run is not None else None
         if score is not None and not isfinite(score.loss):
-            return {
-                "parity": parity,
-                "score": golden,
-                "reason": reason or "its loss on the validation text is not finite",
-            }
+            reason = reason or "its loss on the validation text is not finite"
+            return {"parity": parity, "score": golden, "reason": reason}
         baseline = self.baseline.get(exit_)  # a rejected FP32 graph may have no score
         if positions is not None:
             baseline = None

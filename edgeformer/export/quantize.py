@@ -80,12 +80,9 @@ def quantized_graphs(graphs: Graphs, precision: Literal["int8", "int4"], folder:
         convert = partial(quantize_int8, folder=folder, has_row_scales=graphs.has_row_scales)
     else:
         convert = partial(quantize_int4, block=BLOCK if graphs.has_row_scales else LONG_BLOCK)
-    return replace(
-        graphs,
-        exits=convert(graphs.exits),
-        steps={part: convert(graph) for part, graph in graphs.steps.items()},
-        decode=convert(graphs.decode) if graphs.decode is not None else None,
-    )
+    exits, steps = convert(graphs.exits), {part: convert(graph) for part, graph in graphs.steps.items()}
+    decode = convert(graphs.decode) if graphs.decode is not None else None
+    return replace(graphs, exits=exits, steps=steps, decode=decode)
 
 
 def quantize_int8(

@@ -59,11 +59,9 @@ def prove_by_transformers(
         return unproven(f"{library} cannot open {folder}: {str(error).splitlines()[0]}", allowed=allow)
     # Plain greedy text: what a new configuration leaves open, generate would take from the model's own.
     reference.generation_config = transformers.GenerationConfig(  # type: ignore[no-untyped-call]
-        max_new_tokens=_NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=reference.generation_config.eos_token_id,
+        max_new_tokens=_NEW_TOKENS, do_sample=False, eos_token_id=reference.generation_config.eos_token_id,
         pad_token_id=plain.boundary,
-    )
+    )  # fmt: skip
 
     # 2. Compare the answers
     probes, longest = [*map(str, PROBE_TEXTS), *token_probes(plain.tokenizer)], model.config.max_positions

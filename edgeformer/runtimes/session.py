@@ -69,10 +69,8 @@ def check_inputs(
             expected = f"{dtype}[{', '.join(sizes)}]"
             raise InputError(f"{graph}: input {name!r} must be {expected} and not empty, but is {shape_text(array)}")
         if max_positions is not None and not is_cache and array.ndim > 1 and array.shape[1] > max_positions:
-            raise InputError(
-                f"{graph}: the sequence is {array.shape[1]} tokens long, "
-                f"but the model takes at most {max_positions}; shorten it"
-            )
+            text = f"the sequence is {array.shape[1]} tokens long, but the model takes at most {max_positions}"
+            raise InputError(f"{graph}: {text}; shorten it")
     return feed
 
 
