@@ -1,7 +1,5 @@
 """Conformance suite of models: checks that every model passes, built in or from another package."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import itertools

@@ -1,7 +1,5 @@
 """Independent implementation of CRT-Deep from the paper's equations and the public checkpoint layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """CRT-Deep against the equations of paper B: forward pass, causality, loss, and checkpoints of the public code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Incremental decoding of CRT-Deep equals the full forward pass for any sequence of exits: caches and step graphs."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Looped decoder: exits, caches, and layers that are folded from a teacher, whose probabilities it learns."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The encoder: parameter counts, building blocks and recurrence against their equations, graphs, weights files."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Linear models: the fit is scikit-learn's optimum, look-ups are exact, and a run goes through every command."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import time

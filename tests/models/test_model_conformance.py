@@ -1,7 +1,5 @@
 """Every model passes the conformance suite: the built-in ones, and one from another package."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator
 from importlib import import_module, metadata

@@ -1,7 +1,5 @@
 """Pretrained encoders compute what transformers does, mapped, folded and exported; unusable sources are refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

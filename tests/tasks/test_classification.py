@@ -1,7 +1,5 @@
 """Scores and figures: classification against scikit-learn, losses of logits, parity, and limits of a score drop."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

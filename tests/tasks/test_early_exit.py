@@ -1,7 +1,5 @@
 """Early exit from recorded answers equals a loop over rows and exits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

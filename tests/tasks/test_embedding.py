@@ -1,7 +1,5 @@
 """Embedding: pairs with scores, rank correlation, parity with FP32, trimming, and refused data."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Multi-label classification: data, scores, thresholds, and a model from training to predictions."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

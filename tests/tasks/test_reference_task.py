@@ -1,7 +1,5 @@
 """The promise to whoever adds a task: one file, and every step works with it (``tests/fakes/reference_task``)."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

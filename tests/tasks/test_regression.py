@@ -1,7 +1,5 @@
 """Regression: data with numbers, scores, rankings, limits of a score drop, and a model from training to predictions."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

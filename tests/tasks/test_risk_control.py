@@ -1,7 +1,5 @@
 """Early exit with a guarantee: the test is exact, and guarantees hold as often as stated."""
 
-from __future__ import annotations
-
 from math import lgamma, log
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Errors of graph outputs, and how golden inputs become calls of other shapes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

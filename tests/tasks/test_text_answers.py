@@ -1,7 +1,5 @@
 """Whether a model reads single texts or pairs: one rule for every command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Token classification: span F1, and a model from training to spans in texts of any length."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

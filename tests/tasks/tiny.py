@@ -1,7 +1,5 @@
 """A tiny encoder, trained in a few seconds on the data of a test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

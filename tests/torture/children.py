@@ -1,7 +1,5 @@
 """Training in processes of their own, to be killed at any moment, or at the k-th change that they make on the disk."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Exports in processes of their own, killed before or after the k-th change that they make to names on the disk."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One flipped bit in a file of a bundle, and what each command that opens bundles makes of it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

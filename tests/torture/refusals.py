@@ -1,7 +1,5 @@
 """Hostile files of every kind, each given to the command that reads it."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import os

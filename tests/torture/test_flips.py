@@ -1,7 +1,5 @@
 """Random flipped bits in every file of two bundles: what uses the file says so, what does not works as before."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile documents of every kind are read, or refused with exit 2 and a message; never a traceback."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Exports and reports are killed before every change that they make on the disk: nothing is lost, nothing is left."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Hostile files of every kind are refused early, with a clear message, and nothing in them runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Trainings are killed before every change on the disk, and at random moments: each ends with the same weights."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

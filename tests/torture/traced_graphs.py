@@ -3,8 +3,6 @@
 Tracing takes most of an export's time and touches no file. Everything else of an export is as it always is.
 """
 
-from __future__ import annotations
-
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork of a process with OpenMP threads would wait for them for ever

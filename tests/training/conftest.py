@@ -1,7 +1,5 @@
 """Runs that are trained once for all tests of training."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

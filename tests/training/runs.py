@@ -1,7 +1,5 @@
 """Recipes, progress classes and readers of run folders for the tests of training."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

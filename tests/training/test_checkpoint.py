@@ -1,7 +1,5 @@
 """Checkpoints: which files are written, verified, refused and removed, and what a run does with damaged ones."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Distillation: the loss follows the formula, a run records its teacher, and unsuitable teachers are refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

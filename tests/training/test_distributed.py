@@ -1,7 +1,5 @@
 """Several processes train what one would: the same steps, one writer, and a clear end if one of them is killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Predicted time: length of a training, rates of a CPU, kernels on a CUDA card, timed steps."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

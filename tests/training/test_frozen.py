@@ -1,7 +1,5 @@
 """Frozen start: vectors of an unchanged encoder are kept, a head is fitted to them, and fine-tuning starts with it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

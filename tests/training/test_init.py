@@ -1,7 +1,5 @@
 """Command init: the drafted recipe is short, valid and fitted to its rows; nothing is overwritten."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """The training loop: remaining time, checkpoints in time, early stopping, losses that are not finite."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """What a training optimizes: every field of ``training`` has its effect, streamed sets, smaller vocabularies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Precision, optimizer groups, learning-rate schedules, and embedding gradients that stay allocated."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

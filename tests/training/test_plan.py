@@ -1,7 +1,5 @@
 """Command plan: whether a recipe fits, the budget of a device, and suggested changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Training without padding: the same loss and gradients as with padding, and which kernel computes attention."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

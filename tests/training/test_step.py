@@ -1,7 +1,5 @@
 """Optimizer steps: memory running out in any phase, torch.compile, options for speed."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Callable

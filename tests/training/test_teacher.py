@@ -1,7 +1,5 @@
 """Teachers of any family: their logits are computed once, from raw texts, and further texts need no labels."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training from a recipe: contents and folder of a run, identical resumptions, refusals, signals, kills."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

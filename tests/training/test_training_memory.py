@@ -1,7 +1,5 @@
 """Predicted peak memory against torch's tracker and real tensors, free memory, measured peaks, out-of-memory errors."""
 
-from __future__ import annotations
-
 import re
 from contextlib import nullcontext
 from pathlib import Path
