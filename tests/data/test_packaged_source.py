@@ -3,6 +3,7 @@
 import zipfile
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,26 +13,15 @@ from edgeformer.data import source_folder
 from edgeformer.data.source_folder import MINILM, default_source, find_folder
 
 
-class Package:
-    """An installed package in ``root``."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def locate_file(self, name: str) -> Path:
-        return self._root / name
-
-
-def test_unpacks_once_repairs_and_prefers_a_folder_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "site" / "all_minilm_l6_v2" / "model.zip"
+def test_unpacks_once_repairs_and_prefers_a_folder_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    package = site / "all_minilm_l6_v2" / "model.zip"
     package.parent.mkdir(parents=True)
     (package.parent / "__init__.py").write_text("raise SystemExit('the code of the package ran')")
     with zipfile.ZipFile(package, "w") as archive:
         archive.writestr("config.json", "{}")
         archive.writestr("1_Pooling/config.json", "[]")
-    monkeypatch.setattr(source_folder, "distribution", lambda name: Package(tmp_path / "site"))
+    monkeypatch.setattr(source_folder, "distribution", lambda name: SimpleNamespace(locate_file=site.joinpath))
     monkeypatch.setenv("EDGEFORMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     folder = find_folder(MINILM)

@@ -106,7 +106,6 @@ def test_training_convolution_equals_inference(dilation: int, positions: Tensor 
         y = conv.train(training)(leaf, None, positions)
         conv.zero_grad()
         y.backward(grad)
-        assert conv.weight.grad is not None and leaf.grad is not None
         results.append((y.detach(), leaf.grad, conv.weight.grad))
     for expected, trained in zip(*results, strict=True):
         assert torch.allclose(expected, trained, rtol=0, atol=1e-12)
@@ -131,12 +130,8 @@ def test_published_architecture_leaks_as_far_as_its_convolutions_reach(monkeypat
     model = CRT(config)  # fresh weights are so small that distant tokens have less effect than rounding
     model.load_state_dict(convert_weights(public_weights(config), config, "checkpoint"))
     assert ADAPTER.causality(model).reach == 2 + 2 + 3
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    monkeypatch.setattr(
-        torch.nn.functional,
-        "scaled_dot_product_attention",
-        lambda q, k, v, attn_mask=None, is_causal=False: sdpa(q, k, v),
-    )
+    sdpa = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: sdpa(q, k, v))
     assert ADAPTER.causality(make_crt()).leaks
 
 
@@ -206,9 +201,7 @@ def test_cosine_compares_the_states_around_a_loop() -> None:
     ("chunk", "heads", "exit_weight"),
     [(8, "shared", 0.3), (63, "separate", 0.3), (1000, "tied", 0.3), (8, "separate", 0.0), (63, "shared", 1.0)],
 )
-def test_chunks_keep_loss_and_gradient(
-    monkeypatch: pytest.MonkeyPatch, chunk: int, heads: str, exit_weight: float
-) -> None:
+def test_chunks_keep_gradients(monkeypatch: pytest.MonkeyPatch, chunk: int, heads: str, exit_weight: float) -> None:
     monkeypatch.setattr(language_loss, "CHUNK_TOKENS", chunk)
     results = []
     for compute in (full_loss, chunked_loss):

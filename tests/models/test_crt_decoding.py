@@ -198,8 +198,7 @@ def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
 @pytest.mark.slow
 def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     model = make_crt(loops=3, exits=(), cycles=1, embedding_cycles=1)
-    decode = ADAPTER.trace(model, ("input_ids",), steps=False).decode
-    assert decode is not None
+    decode: Any = ADAPTER.trace(model, ("input_ids",), steps=False).decode
     counts = Counter(node.op_type for node in decode.graph)
     assert [counts[name] for name in ("Trilu", "Not", "Where", "Shape")] == [1, 1, 3, 3]
     shapes = [(node.inputs[0].name, node.attributes["start"].value) for node in decode.graph if node.op_type == "Shape"]

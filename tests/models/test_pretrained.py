@@ -268,16 +268,18 @@ def test_products_of_folds_are_computed_by_xnnpack(bert: tuple[Any, Path], tmp_p
     assert facts["delegated"] and not [name for name in facts["not_delegated"] if "mm" in name or "linear" in name]
 
 
-def test_layer_decay(bert: tuple[Any, Path]) -> None:
+@pytest.mark.parametrize("encoder_rate", [1.0, 0.1])
+def test_layers_decay_and_the_encoder_has_its_own_rate(bert: tuple[Any, Path], encoder_rate: float) -> None:
     model = load(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms"})
-    training = recipe_of(bert[1]).training.model_copy(update={"layer_decay": 0.5})
+    training = recipe_of(bert[1]).training.model_copy(update={"layer_decay": 0.5, "encoder_rate": encoder_rate})
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     settings = {names[id(setting.parameter)]: setting for setting in ADAPTER.learning(model, training)}
     assert set(settings) == set(names.values())
-    assert settings["head.out.weight"].rate == 1 and settings["embeddings.words.weight"].rate == 0.5**5
+    assert settings["head.out.weight"].rate == 1
+    assert settings["embeddings.words.weight"].rate == encoder_rate * 0.5**5
     # Order 1 2 1 2: layer 2 is applied last as the fourth, layer 1 as the third.
-    assert settings["layers.1.attention.self.query.weight"].rate == 0.5
-    assert settings["layers.0.attention.self.query.weight"].rate == 0.25
+    assert settings["layers.1.attention.self.query.weight"].rate == encoder_rate * 0.5
+    assert settings["layers.0.attention.self.query.weight"].rate == encoder_rate * 0.25
     biases = settings["layers.0.attention.self.query.bias"]
     assert biases.parameter.ndim == 2 and not biases.decays and settings["head.out.weight"].decays
 
@@ -304,7 +306,7 @@ def test_recipe_takes_sizes_and_tokenizer_from_its_source(bert: tuple[Any, Path]
 
 def test_incomplete_source_is_refused(tmp_path: Path) -> None:
     weights = save({"embeddings.word_embeddings.weight": torch.zeros(9, 90)})
-    steps: list[tuple[str, bytes, str]] = [
+    steps = [
         ("tokenizer_config.json", b"{}", r"config\.json: missing"),
         ("config.json", b'{"model_type": "gpt2"}', "model_type 'gpt2' is not supported; supported are albert, bert"),
         ("config.json", b'{"model_type": "bert"}', r"config\.json: vocab_size: field required"),

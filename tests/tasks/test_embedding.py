@@ -18,15 +18,7 @@ from edgeformer.data.sources import file_source
 from edgeformer.data.trimming import ALL_USED
 from edgeformer.models import load_recipe
 from edgeformer.tasks import TextReader, get_task
-from edgeformer.tasks.embedding import (
-    EmbeddingScore,
-    TextVector,
-    pairs_score,
-    row_cosines,
-    similarities,
-    spearman,
-    vector_parity,
-)
+from edgeformer.tasks.embedding import EmbeddingScore, pairs_score, row_cosines, spearman, vector_parity
 from edgeformer.tasks.task import Origin
 
 TASK = get_task("embedding")
@@ -76,7 +68,6 @@ def test_pairs_are_joined_across_batches(tmp_path: Path) -> None:
         batch = TASK.batch(rows, numbers, 0)
         meter.add({"logits": vectors[batch["rows"]]}, batch)
     score = meter.score()
-    assert isinstance(score, EmbeddingScore)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = spearman((unit[::2] * unit[1::2]).sum(axis=1), np.array([4.25, 1, 2.5]))
     assert (score.n, score.compared_with) == (3, "pairs")
@@ -190,13 +181,3 @@ def test_trimming_is_measured_on_other_text(tmp_path: Path) -> None:
     assert (vocabulary.kept, vocabulary.original, vocabulary.rows, vocabulary.changed_rows) == (7, 8, 6, 2)
     with pytest.raises(DataError, match="the train set differs from the one of this model's training"):
         TASK.trim(data, tokenizer, {"train": "0" * 64}, ALL_USED)
-
-
-def test_cosines_of_texts() -> None:
-    def vectors(*rows: list[float]) -> list[TextVector]:
-        return [TextVector("x", False, np.array(row, dtype=np.float32)) for row in rows]
-
-    queries = vectors([2, 0], [1, 1])
-    stacked = np.stack([query.vector for query in queries])
-    assert similarities(stacked, stacked, "cosine") == pytest.approx(np.array([[1, 0.5**0.5], [0.5**0.5, 1]]))
-    assert queries[0].as_dict() == {"text": "x", "truncated": False, "vector": [2.0, 0.0]}

@@ -62,30 +62,24 @@ class Trainer:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    (tmp_path / "run").mkdir()
-    return tmp_path / "run"
+def trainer(tmp_path: Path) -> Trainer:
+    return Trainer(tmp_path)
 
 
-@pytest.fixture
-def trainer(run: Path) -> Trainer:
-    return Trainer(run)
-
-
-def test_last_two_states_are_kept(run: Path, trainer: Trainer) -> None:
+def test_last_two_states_are_kept(tmp_path: Path, trainer: Trainer) -> None:
     for step in (3, 5, 9):
         trainer.save(step)
-    assert [folder.name for folder in states(run)] == ["000002-step-5", "000003-step-9"]
-    foreign = {run / "checkpoints" / name for name in ("notes-step-x", "1a-step-3")}
+    assert [folder.name for folder in states(tmp_path)] == ["000002-step-5", "000003-step-9"]
+    foreign = {tmp_path / "checkpoints" / name for name in ("notes-step-x", "1a-step-3")}
     for folder in foreign:
         folder.mkdir()
-    other = Trainer(run)
+    other = Trainer(tmp_path)
     other.restore()
     other.save(10)
-    assert {folder.name for folder in {*states(run)} - foreign} == {"000003-step-9", "000004-step-10"}
+    assert {folder.name for folder in {*states(tmp_path)} - foreign} == {"000003-step-9", "000004-step-10"}
 
 
-def test_best_weights(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_weights(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     first = trainer.save(1)
     expected = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     assert (first / "best.safetensors").samefile(first / "model.safetensors")
@@ -103,21 +97,21 @@ def test_best_weights(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPat
     assert copied.read_bytes() == copied.with_name("model.safetensors").read_bytes()
 
 
-def test_best_weights_with_shared_storage(run: Path) -> None:
+def test_best_weights_with_shared_storage(tmp_path: Path) -> None:
     model = nn.Linear(3, 2)
     model.register_buffer("mirrored", model.weight.data.t())  # Accelerate stores one of both
-    folder = Trainer(run, model=model).save(1)
+    folder = Trainer(tmp_path, model=model).save(1)
     assert set(load_file(folder / "best.safetensors")) == {"weight", "bias", "mirrored"}
     assert not (folder / "best.safetensors").samefile(folder / "model.safetensors")
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads the names of open files from /proc")
-def test_files_are_synced_before_the_rename(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_the_rename(tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[tuple[bool, str]] = []
     fsync = os.fsync
 
     def record_fsync(handle: int) -> None:
-        is_renamed = any((run / "checkpoints").glob("[0-9]*"))
+        is_renamed = any((tmp_path / "checkpoints").glob("[0-9]*"))
         synced.append((is_renamed, Path(f"/proc/self/fd/{handle}").readlink().name))
         fsync(handle)
 
@@ -154,10 +148,10 @@ def test_damaged_file_is_named(trainer: Trainer, name: str) -> None:
         trainer.restore()
 
 
-def test_unloadable_files(run: Path, trainer: Trainer) -> None:
+def test_unloadable_files(tmp_path: Path, trainer: Trainer) -> None:
     folder = trainer.save(1)
     with pytest.raises(ArtifactError, match=r"cannot be loaded: RuntimeError: Error\(s\) in loading.*:$"):
-        Trainer(run, model=nn.Linear(4, 2)).restore()
+        Trainer(tmp_path, model=nn.Linear(4, 2)).restore()
     (folder / "state.json").write_text('{"steps": 1}', encoding="utf-8")
     update_checksum(folder / "state.json")
     with pytest.raises(ArtifactError, match=r"000001-step-1: cannot be loaded: TypeError: .*'steps'"):
@@ -176,7 +170,7 @@ def test_pickled_code_is_refused(trainer: Trainer, tmp_path: Path, monkeypatch: 
     assert (tmp_path / "proof").exists(), "the file does run code when it is unpickled"
 
 
-def test_write_error(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_error(tmp_path: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object, **options: object) -> None:
         raise RuntimeError("\nNo space\nat line 3")
 
@@ -186,7 +180,7 @@ def test_write_error(run: Path, trainer: Trainer, monkeypatch: pytest.MonkeyPatc
             with pytest.raises(EdgeformerError, match=rf"cannot be written \(No space; .*B free .*\); {expected}"):
                 trainer.save(2)
         trainer.save(1)
-    assert {folder.name for folder in states(run)} == {"000001-step-1", "000002-step-1"}
+    assert {folder.name for folder in states(tmp_path)} == {"000001-step-1", "000002-step-1"}
 
 
 def test_fp16_scaler(trainer: Trainer) -> None:

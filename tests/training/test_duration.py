@@ -1,5 +1,6 @@
 """Predicted time: length of a training, rates of a CPU, kernels on a CUDA card, timed steps."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -88,15 +89,13 @@ def test_wrong_expected_rows_are_reported(tiny_recipe: ClassificationRecipe, tmp
 
 
 @pytest.mark.slow
-def test_timed_steps_on_this_host(
-    tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timed_steps(tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duration, "TIMED_S", 0.1)
     result = plan(tiny_recipe, load_profile("host"))
+    time: Any = result.time
     assert result.fits and "now" in result.budget_source
-    time = result.time
-    assert time.status == "estimated" and "steps timed on this host" in time.basis and time.steps == 8
-    assert time.low_s is not None and time.high_s is not None and 0 < time.low_s < time.high_s < 600
+    assert (time.status, time.steps) == ("estimated", 8) and "steps timed on this host" in time.basis
+    assert 0 < time.low_s < time.high_s < 600
     time = planned(tiny_recipe, load_profile("host"), tmp_path, fits=False)
     assert (time.status, time.low_s, time.high_s) == ("unavailable", None, None) and "unknown" in time.basis
 
@@ -107,19 +106,17 @@ class TestGpu:
             values = {
                 name: value and getattr(RTX, name).model_copy(update={"value": value}) for name, value in facts.items()
             }
-            data = PlannedData(recipe, rows=400, tokens=TOKENS)
-            work = count_step(recipe, "cuda")
-            return planned_time(data, work, RTX.model_copy(update=values), "fp32", tmp_path, fits=True)
+            data, device = PlannedData(recipe, rows=400, tokens=TOKENS), RTX.model_copy(update=values)
+            return planned_time(data, count_step(recipe, "cuda"), device, "fp32", tmp_path, fits=True)
 
         time, slow = time_on(ONE_LAYER), time_on(ONE_LAYER, launch_overhead_us=1000.0)
-        assert time.low_s is not None and time.high_s is not None and slow.low_s is not None
         assert "published measurements of torch" in time.basis and "no training was compared" in time.basis
         # 100 micro-batches, whose kernels are launched one after another.
         launches_s = len(count_step(ONE_LAYER, "cuda").kernels) * 1e-3 * 100
         assert time.low_s < launches_s / 3 < slow.low_s < 3 * launches_s
         compiled = ONE_LAYER.training.model_copy(update={"compile": CompileConfig()})
         fused = time_on(ONE_LAYER.model_copy(update={"training": compiled}))
-        assert "torch.compile" in fused.basis and fused.low_s is not None and fused.low_s < time.low_s
+        assert "torch.compile" in fused.basis and fused.low_s < time.low_s
         missing = time_on(ONE_LAYER, bandwidth_bytes_per_s=None)
         assert missing.status == "unavailable" and "'rtx4050' has no value for bandwidth" in missing.basis
 
@@ -129,11 +126,9 @@ class TestGpu:
         recipe = load_recipe("crt_deep_rtx4050")
         data, work = planned_data(recipe, tmp_path), count_step(recipe, "cuda", "bf16")
         time = planned_time(data, work, load_profile("h200"), "bf16", tmp_path, fits=True)
-        assert time.low_s is not None and time.high_s is not None
         assert (time.rows, time.rows_from, time.steps) == (70_590, "recipe", 4_420)
         assert time.rows / time.high_s < 12.0 < time.rows / time.low_s
-        text = time_text(time)
-        assert "min an epoch): 10 epochs" in text or "s an epoch): 10 epochs" in text
+        assert re.search(r"(min|s) an epoch\): 10 epochs", time_text(time))
 
 
 def test_init_does_not_import_torch() -> None:

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.data.sources import Columns, load_part
 from edgeformer.models import load_recipe
-from edgeformer.training.init import DraftOptions, draft
+from edgeformer.training.init import Draft, DraftOptions, draft
 from tests.own_data import LABEL, LABELS, TEXT, hostile_table
 from tests.personal_data import sentences, write_jsonl
 
 DATA, RECIPE = Path("data/reviews.csv"), Path("reviews.yaml")
+TICKETS = [f"ticket {n} says {('refund', 'password')[n % 2]} again,{('billing', 'login')[n % 2]}\n" for n in range(200)]
 
 
 @pytest.fixture
@@ -25,6 +27,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     hostile_table(tmp_path / DATA)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def draft_own(rows: Iterable[str], **options: Any) -> tuple[Draft, Any]:
+    """Draft a recipe for these lines of text and label, and load it."""
+    Path("own.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
+    return draft(Path("own.csv"), DraftOptions(**options)), load_recipe("own.yaml")
 
 
 def test_recipe(folder: Path) -> None:
@@ -44,11 +52,9 @@ def test_recipe(folder: Path) -> None:
 
 def test_lengths_of_the_texts(folder: Path) -> None:
     """Half of the texts have 2 words, the others 12."""
-    rows = [f"text{n} {'word ' * (11 if n % 2 else 1)},{'ab'[n % 4 // 2]}\n" for n in range(400)]
-    Path("own.csv").write_text("text,label\n" + "".join(rows), encoding="utf-8")
-    words, tokens, padding, limit = draft(Path("own.csv"), DraftOptions()).lengths.split("; ")
+    result, recipe = draft_own(f"text{n} {'word ' * (11 if n % 2 else 1)},{'ab'[n % 4 // 2]}\n" for n in range(400))
+    words, tokens, padding, limit = result.lengths.split("; ")
     assert re.fullmatch(r"2 to 12 words, half of them at most (2|7|12) ▁▁[▆▇█]▁{9}[▆▇█] \(bins of 1\)", words), words
-    recipe: Any = load_recipe("own.yaml")
     assert "tokens, half of them at most" in tokens and f"% of batches of {recipe.training.batch_size} is" in padding
     assert re.fullmatch(rf"max_length {recipe.data.max_length} reads (9[89]|100)\.\d% of them whole", limit)
     linear = draft(Path("own.csv"), DraftOptions(out=Path("linear.yaml"), family="linear"))
@@ -84,14 +90,12 @@ def test_unusable_options(folder: Path, data: str, options: dict[str, Any], expe
 
 
 def test_notes_about_labels(folder: Path) -> None:
-    rows = "".join(f"row number {n},{('good', 'Good ', 'bad', '')[n % 4]}\n" for n in range(40))
-    Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
-    assert draft(Path("own.csv"), DraftOptions()).notes == (
+    result, recipe = draft_own(f"row number {n},{('good', 'Good ', 'bad', '')[n % 4]}\n" for n in range(40))
+    assert result.notes == (
         "labels 'good' (10 rows), 'Good' (10 rows) differ only in capitals or spaces, and the recipe "
         "treats them as different labels; if they are the same, correct the file",
         "10 rows without a label: left out (skip_unlabelled: true)",
     )
-    recipe: Any = load_recipe("own.yaml")
     assert recipe.data.parts["train"][0].skip_unlabelled and recipe.data.labels == ("bad", "good", "Good")
 
 
@@ -169,36 +173,25 @@ def test_spans(folder: Path, name: str) -> None:
 
 def test_the_better_family_is_drafted(folder: Path) -> None:
     """Two words decide, which a linear model learns from 200 rows."""
-    rows = "".join(
-        f"ticket {n} says {('refund', 'password')[n % 2]} again,{('billing', 'login')[n % 2]}\n" for n in range(200)
-    )
-    Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
-    result = draft(Path("own.csv"), DraftOptions(family=None))
+    result, recipe = draft_own(TICKETS, family=None)
     best, other = result.comparison
-    assert {best.family, other.family} == {"linear", "encoder"} and best.score >= other.score
-    assert best.family == "linear" and best.score == 1.0 and best.validation_rows == 20 and best.rows == 160
-    recipe: Any = load_recipe("own.yaml")
-    assert recipe.model.kind == "linear"
+    assert (best.family, other.family, recipe.model.kind) == ("linear", "encoder", "linear")
+    assert best.score == 1.0 >= other.score and best.validation_rows == 20 and best.rows == 160
     assert sorted(path.name for path in folder.iterdir()) == ["data", "own.csv", "own.yaml"]
 
 
 def test_a_test_file_is_a_part_of_its_own(folder: Path) -> None:
     """Its rows are not among those that the comparison learns from, and are scored once."""
-    lines = [f"ticket {n} says {('refund', 'password')[n % 2]},{('billing', 'login')[n % 2]}\n" for n in range(160)]
-    Path("own.csv").write_text("text,label\n" + "".join(lines[:100]), encoding="utf-8")
-    Path("held.csv").write_text("text,label\n" + "".join(lines[100:]), encoding="utf-8")
-    result = draft(Path("own.csv"), DraftOptions(family=None, test=Path("held.csv")))
+    Path("held.csv").write_text("text,label\n" + "".join(TICKETS[100:160]), encoding="utf-8")
+    result, recipe = draft_own(TICKETS[:100], family=None, test=Path("held.csv"))
     assert result.rows == {"train": 90, "validation": 10, "given": 60}
     assert {(entry.rows, entry.validation_rows) for entry in result.comparison} == {(90, 10)}
-    recipe: Any = load_recipe("own.yaml")
     assert recipe.data.split == "given" and recipe.data.parts["test"][0].path == str(folder / "held.csv")
     assert "a tenth of the texts for validation\n" in result.text
 
 
 def test_rare_labels_select_the_epoch_by_macro_f1(folder: Path) -> None:
     for counts, expected in (((40, 40, 10), "f1"), ((40, 40, 30), "accuracy"), ((80, 20), "accuracy")):
-        rows = "".join(f"row {label} {n},label{label}\n" for label, count in enumerate(counts) for n in range(count))
-        Path("own.csv").write_text("text,label\n" + rows, encoding="utf-8")
-        draft(Path("own.csv"), DraftOptions(force=True))
-        recipe: Any = load_recipe("own.yaml")
+        rows = [f"row {label} {n},label{label}\n" for label, count in enumerate(counts) for n in range(count)]
+        _, recipe = draft_own(rows, force=True)
         assert recipe.training.select_by == expected

@@ -51,14 +51,11 @@ class TestStreaming:
     def test_resumed_run_is_identical(self, recipe: Recipe, tmp_path: Path) -> None:
         expected = train(recipe, TrainOptions(tmp_path / "expected", name="run"))
         assert read_run(expected).steps > 13
-        options = TrainOptions(tmp_path / "stopped", name="run")
         with pytest.raises(InterruptedRun):
-            train(recipe, options, StopAfter(13))
+            train(recipe, TrainOptions(tmp_path / "stopped", name="run"), StopAfter(13))
         assert_same_run(train(recipe, TrainOptions(tmp_path / "stopped", name="run", resume=True)), expected)
 
-    def test_weights_are_those_of_training_in_memory(
-        self, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_weights_are_those_in_memory(self, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Only the order of the rows differs, so the streamed run gets the order in memory."""
         row_counts: list[int] = []
 

@@ -32,9 +32,8 @@ def with_budget(size_bytes: int) -> DeviceProfile:
     return RTX.model_copy(update={"usable_memory_bytes": fact})
 
 
-SMALL_RECIPE = load_recipe(
-    "quickstart", ["data.parts.train.0.rows=60", "model.layers=1", "model.iterations=1", "training.batch_size=4"]
-)
+SMALL = ["data.parts.train.0.rows=60", "model.layers=1", "model.iterations=1"]
+SMALL_RECIPE = load_recipe("quickstart", [*SMALL, "training.batch_size=4"])
 
 
 def test_recipe_that_fits_and_larger_batches() -> None:
@@ -45,17 +44,15 @@ def test_recipe_that_fits_and_larger_batches() -> None:
     assert result.budget_bytes == parse_bytes("5.4 GiB") - CONTEXT
     assert (result.status, result.fits, result.precision, result.suggestions) == ("pass", True, "fp32", ())
     assert result.peak_bytes == sum(result.breakdown.model_dump().values()) < result.budget_bytes
-    small = ["model.layers=1", "model.iterations=1", "data.parts.train.0.rows=60"]
-    recipe = load_recipe("quickstart", [*small, "training.batch_size=32", "training.accumulation=4"])
+    recipe = load_recipe("quickstart", [*SMALL, "training.batch_size=32", "training.accumulation=4"])
     larger, _ = batches = plan(recipe, RTX).larger_batches
     assert larger.set == ("training.batch_size=64", "training.accumulation=2") and all(each.fits for each in batches)
-    assert larger.peak_bytes == plan(load_recipe("quickstart", [*small, *larger.set]), RTX).peak_bytes
+    assert larger.peak_bytes == plan(load_recipe("quickstart", [*SMALL, *larger.set]), RTX).peak_bytes
     assert plan(recipe, with_budget(larger.peak_bytes - 1)).larger_batches == ()
 
 
 def test_recipe_that_does_not_fit() -> None:
-    large = ["training.batch_size=1024", "model.layers=1", "model.iterations=1", "data.parts.train.0.rows=60"]
-    recipe = load_recipe("quickstart", large)
+    recipe = load_recipe("quickstart", [*SMALL, "training.batch_size=1024"])
     peak = plan(recipe, RTX).peak_bytes
     device = with_budget(peak // 2)
     result = plan(recipe, device)
@@ -64,12 +61,12 @@ def test_recipe_that_does_not_fit() -> None:
     assert best.fits and best.peak_bytes <= peak // 2 == result.budget_bytes
     sizes = {key: int(value) for key, value in (pair.split("=") for pair in best.set)}
     assert sizes["training.batch_size"] * sizes["training.accumulation"] == 1024
-    changed = plan(load_recipe("quickstart", [*large, *best.set]), device)
+    changed = plan(load_recipe("quickstart", [*SMALL, "training.batch_size=1024", *best.set]), device)
     assert changed.fits and changed.peak_bytes == best.peak_bytes
 
 
 def test_training_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    recipe = SMALL_RECIPE.model_copy(update={"training": SMALL_RECIPE.training.model_copy(update={"batch_size": 1024})})
+    recipe = load_recipe("quickstart", [*SMALL, "training.batch_size=1024"])
     peak = predict_peak(recipe, device_kind="cpu", precision="fp32").peak_bytes
     host: Any = SimpleNamespace(device=torch.device("cpu"), count=1, local_count=1, sharded=False, precision="fp32")
     monkeypatch.setattr(train, "check_data_fits", lambda *_: None)
@@ -144,19 +141,16 @@ def language_recipe(*overrides: str) -> Recipe:
     return load_recipe("crt_deep_rtx4050", [*switches, "training.accumulation=1", *overrides])
 
 
-def simple_peak(recipe: Recipe) -> int:
+def simple_peak(recipe: Any, **_: Any) -> Any:
     """Return a peak that is linear in the rows: 100 MiB + rows × (10, 4 with checkpointing, + 20 without chunks)."""
     training = recipe.training
-    row = 10 if training.checkpointing == "none" else 4  # type: ignore[union-attr]
-    row += 0 if training.chunked_loss else 20  # type: ignore[union-attr]
-    return (100 + training.batch_size * row) * MIB
+    row = (10 if training.checkpointing == "none" else 4) + (0 if training.chunked_loss else 20)
+    return SimpleNamespace(peak_bytes=(100 + training.batch_size * row) * MIB)
 
 
 def suggested(recipe: Recipe, budget_mib: int, monkeypatch: pytest.MonkeyPatch, fast: str = "fp32") -> Any:
     """Return the suggestions for a device on which ``fast`` is the fast format, with simple peaks."""
-    monkeypatch.setattr(
-        plan_module, "predict_peak", lambda recipe, **_: SimpleNamespace(peak_bytes=simple_peak(recipe))
-    )
+    monkeypatch.setattr(plan_module, "predict_peak", simple_peak)
     return suggest(recipe, budget_mib * MIB, device_kind="cuda", precision="fp32", fast_precision=fast)
 
 

@@ -36,7 +36,6 @@ from tests.training.runs import Messages, assert_equal_weights, losses, records
 ROWS, STEPS = 8, 2
 FP32, BF16, FP16 = "fp32", "bf16", "fp16"
 CPU = torch.device("cpu")
-Sizes = tuple[int, ...]
 PHASES: dict[str, tuple[Any, str]] = {
     "state": (step_module, "allocate_state"),
     "forward": (Objective, "losses"),
@@ -63,19 +62,9 @@ def recipe_with(kernels: str, *changes: str) -> Recipe:
 
 
 def run_steps(
-    prepared: Objective,
-    recipe: Recipe,
-    precision: str,
-    *,
-    failing: tuple[str, int] | None = None,
-    sizes: Sizes = (ROWS, ROWS),
+    prepared: Objective, recipe: Recipe, precision: str, *, failing: Any = None, sizes: tuple[int, int] = (ROWS, ROWS)
 ) -> StepsResult:
-    """Take two steps.
-
-    Args:
-        failing: memory runs out at the end of this phase's call with this number.
-        sizes: rows of a micro-batch in each step, unless memory runs out.
-    """
+    """Take two steps, with micro-batches of ``sizes``; memory runs out in the call ``failing`` (phase, number)."""
     with pytest.MonkeyPatch.context() as patch:  # edgeformer refuses fp16 on a CPU: it is slow, but the same code
         patch.setattr(distributed, "resolve_precision", lambda *_: precision)
         processes = connect(recipe, "cpu", sharded=False)
@@ -123,24 +112,23 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Objective:
     return Objective(recipe_with("fused"), tmp_path_factory.mktemp("tokens"), SILENT)
 
 
-class TestOutOfMemory:
-    @pytest.mark.parametrize(("precision", "kernels"), [(FP32, "fused"), (BF16, "foreach"), (FP16, "loop")])
-    def test_in_each_phase_of_a_step(self, precision: str, kernels: str, prepared: Objective) -> None:
-        recipe = recipe_with(kernels)
-        full = run_steps(prepared, recipe, precision)
-        halved = [run_steps(prepared, recipe, precision, sizes=(first, ROWS // 2)) for first in (ROWS // 2, ROWS)]
-        for phase, number in product(PHASES, (1, 2)):
-            if phase == "step":
-                with pytest.raises(EdgeformerError, match="may have changed weights, so it cannot be repeated"):
-                    run_steps(prepared, recipe, precision, failing=(phase, number))
-                continue
-            result = run_steps(prepared, recipe, precision, failing=(phase, number))
-            is_full = phase == "zero_grad" or (phase == "state" and number == 2)  # it is allocated once
-            expected = full if is_full else halved[number - 1]
-            assert result.batch_sizes == expected.batch_sizes, (phase, number)
-            assert result.skipped == 0 and result.tensors.keys() == expected.tensors.keys()
-            for name, tensor in expected.tensors.items():
-                assert torch.equal(tensor, result.tensors[name]), (phase, number, name)
+@pytest.mark.parametrize(("precision", "kernels"), [(FP32, "fused"), (BF16, "foreach"), (FP16, "loop")])
+def test_out_of_memory_in_each_phase_of_a_step(precision: str, kernels: str, prepared: Objective) -> None:
+    recipe = recipe_with(kernels)
+    full = run_steps(prepared, recipe, precision)
+    halved = [run_steps(prepared, recipe, precision, sizes=(first, ROWS // 2)) for first in (ROWS // 2, ROWS)]
+    for phase, number in product(PHASES, (1, 2)):
+        if phase == "step":
+            with pytest.raises(EdgeformerError, match="may have changed weights, so it cannot be repeated"):
+                run_steps(prepared, recipe, precision, failing=(phase, number))
+            continue
+        result = run_steps(prepared, recipe, precision, failing=(phase, number))
+        is_full = phase == "zero_grad" or (phase == "state" and number == 2)  # it is allocated once
+        expected = full if is_full else halved[number - 1]
+        assert result.batch_sizes == expected.batch_sizes, (phase, number)
+        assert result.skipped == 0 and result.tensors.keys() == expected.tensors.keys()
+        for name, tensor in expected.tensors.items():
+            assert torch.equal(tensor, result.tensors[name]), (phase, number, name)
 
 
 def limit_rows(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +144,7 @@ def limit_rows(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Objective, "losses", limited)
 
 
-def test_run_with_smaller_micro_batches(
-    tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_batches(tmp_path: Path, tiny_recipe: ClassificationRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
     small = load_recipe("quickstart", [*TINY, "training.batch_size=20", "training.accumulation=4"])
     expected = train(small, TrainOptions(tmp_path, name="small", max_steps=3))
     limit_rows(20, monkeypatch)
