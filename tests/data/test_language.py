@@ -17,7 +17,7 @@ from edgeformer.data.synthetic import synthetic_reviews
 from edgeformer.models import recipe_type
 from edgeformer.tasks import get_task
 from edgeformer.tasks.language_modeling import LanguageRecipe
-from tests.data.conftest import file_sources, read_file, read_set
+from tests.data.conftest import file_sources, read_file, read_set, write
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]
@@ -151,9 +151,8 @@ def test_other_file_is_read_in_every_format(tmp_path):
         assert texts_of(rows, tokenizer) == long and rows.words == words_of(long)
     failures = {"b.csv": ("id,phrase\n1,a\n", "no text column; columns: id, phrase"), "b.txt": ("a\n", "none of its 1")}
     for name, (content, message) in failures.items():
-        (tmp_path / name).write_text(content)
         with pytest.raises(DataError, match=rf"{name}: {message}"):
-            read_file(language.data, tokenizer, tmp_path / name)
+            read_file(language.data, tokenizer, write(tmp_path, name, content))
 
 
 def test_files_of_a_folder_are_found_by_name(tmp_path):

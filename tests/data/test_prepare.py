@@ -14,7 +14,7 @@ from edgeformer.data.splits import split
 from edgeformer.data.tokenization import special_ids
 from edgeformer.models import recipe_type
 from edgeformer.tasks.classification import ClassificationRecipe
-from tests.data.conftest import file_sources, read_file, read_set
+from tests.data.conftest import file_sources, read_file, read_set, write
 from tests.tasks.test_embedding import tiny_tokenizer
 
 MODEL = {"kind": "encoder", "hidden_size": 8, "layers": 1, "iterations": 1, "heads": 2, "ffn_size": 8}
@@ -42,15 +42,14 @@ def synthetic(rows, seed):
 
 def test_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
     data = prepared(recipe({"train": synthetic(300, 1), "other": synthetic(50, 2)}), tmp_path / "cache")
-    assert (len(data.train), len(data.validation)) == (240, 30)
-    assert {name: len(rows) for name, rows in data.tests.items()} == {"random-split": 30, "other": 50}
+    sets, summary = {"train": data.train, "validation": data.validation, **data.tests}, data.summary
+    assert {name: len(rows) for name, rows in sets.items()} == summary.rows
     assert special_ids(data.tokenizer).cls == data.train.row(0)[0]
     assert data.train.lengths.max() <= 32
     more = recipe({"train": synthetic(300, 1)}, labels=["negative", "positive", "mixed"])
     assert prepared(more, tmp_path / "cache").summary.label_rows["train"]["mixed"] == 0, "another entry of the cache"
-    summary = data.summary
-    assert summary.synthetic
-    assert (summary.split, summary.rows["random-split"], summary.rows["train"]) == ("random-split", 30, 240)
+    assert (summary.split, summary.synthetic) == ("random-split", True)
+    assert summary.rows == {"train": 240, "validation": 30, "random-split": 30, "other": 50}
     assert sum(summary.label_rows["train"].values()) == 240
     assert summary.label_rows["other"]["positive"] == int(data.tests["other"].labels.sum())
     assert [count.test_set for count in summary.overlap] == ["random-split", "other"]
@@ -126,9 +125,7 @@ PAIRS = "premise\thypothesis\tlabel\na b\tc\tyes\nb\td a\tno\nc c c c\td\tyes\n"
 
 @pytest.fixture
 def table(tmp_path):
-    path = tmp_path / "nli.tsv"
-    path.write_text(PAIRS, encoding="utf-8")
-    return path
+    return write(tmp_path, "nli.tsv", PAIRS)
 
 
 def pair_config(path, protocol="imported", **changes) -> DataConfig:
@@ -197,9 +194,8 @@ def test_sets_of_an_imported_model_replace_each_other(table, tmp_path):
         read_set(without_data, tiny_tokenizer(), "test")
     with pytest.raises(DataError, match=r"this imported model has no training text; import it again .*: --data DIR$"):
         split(without_data, {})
-    (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="none of the parts train, validation, test has a file"):
-        imported_data(tmp_path / "folder", ("no", "yes"), 8)
-    (tmp_path / "folder" / "dev.tsv").write_text(PAIRS, encoding="utf-8")
-    section, notes = imported_data(tmp_path / "folder", ("no", "yes"), 8)
+        imported_data(tmp_path, ("no", "yes"), 8)
+    write(tmp_path, "dev.tsv", PAIRS)
+    section, notes = imported_data(tmp_path, ("no", "yes"), 8)
     assert [*section["parts"]] == ["validation"] and len(notes) == 2

@@ -7,20 +7,9 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from edgeformer.cli import profile
-from edgeformer.tasks import all_tasks
+from edgeformer.tasks import metric
 from edgeformer.tasks.classification import TASK, ClassificationScore, score, softmax
-from edgeformer.tasks.metric import (
-    FP16_RELATIVE,
-    FP32_ABSOLUTE,
-    Metric,
-    ScoreColumn,
-    as_parity,
-    measure_parity,
-    out_of_tolerance,
-    token_losses,
-    top_probability,
-)
+from edgeformer.tasks.metric import Metric, ScoreColumn, as_parity, measure_parity, out_of_tolerance
 
 
 @pytest.mark.parametrize("classes", [2, 3, 5])
@@ -73,10 +62,6 @@ ACCURACY = Metric("accuracy", "accuracy", 4)
 SCORE = ClassificationScore(n=12345, accuracy=0.5, precision=0.0, recall=0.0, f1=0.0, loss=1.0)
 
 
-def test_the_help_says_what_min_score_limits() -> None:
-    assert all(task.metric.name in str(profile.command.__doc__).lower() for task in all_tasks())
-
-
 def test_figures_of_a_score_are_formatted_for_tables() -> None:
     perplexity = Metric("perplexity", "perplexity", 2, higher_is_better=False, lowest=1.0, highest=None)
     assert (ACCURACY.of(SCORE), ACCURACY.of(None), perplexity.of(SCORE)) == (0.5, None, None)
@@ -92,7 +77,7 @@ def test_losses_use_less_memory_than_the_logits() -> None:
     targets = np.arange(2000)
     tracemalloc.start()
     try:
-        losses, confidence = token_losses(logits, targets), top_probability(logits)
+        losses, confidence = metric.token_losses(logits, targets), metric.top_probability(logits)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -101,15 +86,17 @@ def test_losses_use_less_memory_than_the_logits() -> None:
     assert losses == pytest.approx(-np.log(wide[targets, targets] / wide.sum(axis=-1)))
     assert confidence == pytest.approx(wide.max(axis=-1) / wide.sum(axis=-1))
     logits = np.array([[3e4, -3e4, 0.0], [0.0, 0.0, 0.0]], dtype=np.float32)
-    assert token_losses(logits, np.array([1, 2])) == pytest.approx([6e4, np.log(3)]), "large logits do not overflow"
-    assert top_probability(logits) == pytest.approx([1.0, 1 / 3])
+    assert metric.token_losses(logits, np.array([1, 2])) == pytest.approx([6e4, np.log(3)]), (
+        "large logits do not overflow"
+    )
+    assert metric.top_probability(logits) == pytest.approx([1.0, 1 / 3])
 
 
 @pytest.mark.parametrize("target", [-100, -1, 3])
 def test_targets_outside_the_vocabulary_are_refused(target: int) -> None:
     with pytest.raises(ValueError, match=r"targets must be in 0…2"):
-        token_losses(np.zeros((2, 3)), np.array([0, target]))
-    assert token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
+        metric.token_losses(np.zeros((2, 3)), np.array([0, target]))
+    assert metric.token_losses(np.zeros((0, 3)), np.zeros(0, dtype=np.int64)).shape == (0,)
 
 
 REFERENCE = np.array([[4.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0, 3.0, 2.0], [5.0, 1.0, 0.0]], dtype=np.float32)
@@ -123,7 +110,7 @@ def test_errors_of_logits_and_what_is_not_finite() -> None:
     assert (parity.max_abs_error, parity.mean_abs_error) == (1.5, 1.5 / 12)
     assert parity.relative_error == pytest.approx(1.5 / REFERENCE.std())
     assert parity.top1_agreement == 0.75
-    assert (parity.tolerance_kind, parity.tolerance) == ("relative", FP16_RELATIVE)
+    assert (parity.tolerance_kind, parity.tolerance) == ("relative", metric.FP16_RELATIVE)
     assert out_of_tolerance(measure_parity(REFERENCE * 2, REFERENCE, "int8", "CPU")) is None
     parity = measure_parity(np.where(REFERENCE == 4, np.inf, REFERENCE), REFERENCE, "int8", "CPU")
     assert (parity.max_abs_error, parity.mean_abs_error, parity.relative_error) == (None, None, None)
@@ -139,9 +126,9 @@ def test_errors_of_logits_and_what_is_not_finite() -> None:
 @pytest.mark.parametrize(
     ("precision", "kind", "tolerance", "spread"),
     [
-        ("fp32", "absolute", FP32_ABSOLUTE, 0.5),
-        ("fp32", "absolute", 100 * FP32_ABSOLUTE, 100.0),
-        ("fp16", "relative", FP16_RELATIVE, 1.0),
+        ("fp32", "absolute", metric.FP32_ABSOLUTE, 0.5),
+        ("fp32", "absolute", 100 * metric.FP32_ABSOLUTE, 100.0),
+        ("fp16", "relative", metric.FP16_RELATIVE, 1.0),
     ],
 )
 def test_an_error_up_to_the_tolerance_passes(precision: Any, kind: str, tolerance: float, spread: float) -> None:

@@ -99,14 +99,3 @@ def test_a_loop_without_a_threshold_lets_no_row_leave() -> None:
     assert first_exits((1, 2, 4, 8), confidence, {1: 0.9, 4: 0.9}).tolist() == [0, 2]
     # Compared in the type it was computed in: 0.9 in float32 is larger than in float64.
     assert first_exits((1, 2), np.full((2, 1), 0.9, np.float32), {1: 0.9}).tolist() == [0]
-
-
-def test_rows_exit_where_the_state_stops_moving() -> None:
-    without, records = ExitRecords((1, 2)), ExitRecords((1, 2))
-    for loop, loss in ((1, 4.0), (2, 1.0)):
-        without.add(loop, np.full(2, loss), np.zeros(2))
-        records.add(loop, np.full(2, loss), np.zeros(2), cosine=np.array([0.99, 0.5]))
-    assert without.rules == ("confidence",)
-    assert records.rules == ("confidence", "cosine") and records.stacked("cosine").dtype == np.float32
-    result = records.leave({1: 0.9}, "cosine")
-    assert (result.loss, result.share) == (2.5, {"1": 0.5, "2": 0.5})

@@ -125,6 +125,6 @@ def test_cosine_is_an_exit_rule():
     outputs |= {"cosine_exit1": np.array([[0.99, 0.1]]), "cosine_exit2": np.ones((1, 2))}
     assert records.rules == ()
     LanguageMeter((1, 2), records).add(outputs, {"targets": np.ones((1, 2), dtype=int)})
-    assert records.rules == ("confidence", "cosine")
+    assert records.rules == ("confidence", "cosine") and records.stacked("cosine").dtype == np.float32
     assert records.leave({1: 0.9}).loss == pytest.approx((2 + 10) / 2)
     assert records.leave({1: 0.9}, "cosine").loss == pytest.approx((1 + 20) / 2)

@@ -7,15 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from edgeformer.tasks.risk_control import (
-    THRESHOLDS,
-    Guarantee,
-    bootstrap_interval,
-    choose_thresholds,
-    drop_p_value,
-    rows_needed,
-    share_interval,
-)
+from edgeformer.tasks import risk_control
+from edgeformer.tasks.risk_control import Guarantee, choose_thresholds, drop_p_value, rows_needed
 
 ROWS, DROP, LEVEL = 24, 0.25, 0.1
 ACCEPTED = [
@@ -78,7 +71,7 @@ def test_guarantees_hold() -> None:
     confidence, right = two_exit_model(200_000, 7)
     true_drop = {
         threshold: float(right[1].mean() - np.where(confidence[0] >= threshold, right[0], right[1]).mean())
-        for threshold in THRESHOLDS
+        for threshold in risk_control.THRESHOLDS
     }
     assert max(true_drop.values()) > 0.1, "the loosest threshold must violate the guarantee"
     guarantees = [guarantee(500, seed) for seed in range(100)]
@@ -114,12 +107,14 @@ def test_a_confident_wrong_exit_is_skipped() -> None:
 @pytest.mark.parametrize(("hits", "rows"), [(393, 422), (0, 5), (5, 5), (1, 1), (930, 1000), (17, 40)])
 def test_share_interval_equals_scipy(hits: int, rows: int) -> None:
     expected = binomtest(hits, rows).proportion_ci(0.95, method="exact")
-    assert share_interval(hits, rows, 0.025) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert risk_control.share_interval(hits, rows, 0.025) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_bootstrap_interval_of_a_mean_is_that_of_its_standard_error() -> None:
     values = np.random.default_rng(7).normal(5.0, 2.0, 400)
     half = 1.96 * values.std() / np.sqrt(len(values))
     expected = values.mean() - half, values.mean() + half
-    assert bootstrap_interval(lambda rows: values[rows].mean(), len(values)) == pytest.approx(expected, abs=0.05)
-    assert bootstrap_interval(lambda rows: 1.0, len(values)) == (1.0, 1.0)
+    assert risk_control.bootstrap_interval(lambda rows: values[rows].mean(), len(values)) == pytest.approx(
+        expected, abs=0.05
+    )
+    assert risk_control.bootstrap_interval(lambda rows: 1.0, len(values)) == (1.0, 1.0)

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from seqeval.metrics import classification_report, f1_score, precision_score, recall_score
 
 import edgeformer
-from edgeformer.artifacts.data_config import SpanData, parse_tag
+from edgeformer.artifacts.data_config import parse_tag
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.bundle import Bundle
 from edgeformer.data.rows import LabelledTexts, tag_runs
@@ -22,6 +22,7 @@ from edgeformer.run import Run, locate
 from edgeformer.tasks import get_task
 from edgeformer.tasks.token_classification import SpansPrediction, score
 from tests.cli.run_cli import edgeformer as command
+from tests.data.test_spans import data_of
 from tests.personal_data import LABELS, sentences, write_jsonl
 
 GIVEN = {name: [{"kind": "file", "path": "a.jsonl"}] for name in ("train", "validation", "test")}
@@ -44,15 +45,10 @@ RECIPE = {
 }  # fmt: skip
 
 
-def data_of(labels: tuple[str, ...] = ("LOC", "PER"), **changes: Any) -> SpanData:
-    section = {"parts": {"train": [{"kind": "file", "path": "a.jsonl"}]}, "split": "stratified", "labels": labels}
-    return SpanData.model_validate({**section, **changes}, strict=False)
-
-
 @pytest.mark.parametrize("scheme", ["BIO", "BIOES"])
 def test_span_f1_is_that_of_seqeval(scheme: str) -> None:
     """On random tags, most of which are no valid sequence, and on half-right ones."""
-    data, generator = data_of(("LOC", "ORG", "PER"), scheme=scheme), np.random.default_rng(0)
+    data, generator = data_of("a.jsonl", ("LOC", "ORG", "PER"), scheme=scheme), np.random.default_rng(0)
     for share in (0.0, 0.5, 0.9):
         lengths = generator.integers(1, 12, 200)
         texts = np.repeat(np.arange(200), lengths)
@@ -94,7 +90,7 @@ def test_spans_of_tags() -> None:
 )
 def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        data_of(**changes)
+        data_of("a.jsonl", **changes)
 
 
 @pytest.fixture(scope="module")

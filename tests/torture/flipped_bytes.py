@@ -21,9 +21,6 @@ OLD = Path(__file__).resolve().parents[1] / "old_format"
 ENGINE = "engines/model.reference.onnx"
 _FAST = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.2, idle_s=0.01, energy_s=0.01)
 
-Command = Callable[[Path, str], None]
-"""Does something with an artifact of a bundle. Raises EdgeformerError."""
-
 
 def classifier(folder: Path) -> Path:
     """A bundle with an artifact of another runtime too, which the package in tests/fakes/reference_runtime opens."""
@@ -65,26 +62,21 @@ def _verify(bundle: Path, artifact: str) -> None:
         raise error
 
 
-def _predict(bundle: Path, artifact: str) -> None:
-    predict(Location(None, bundle), ["the food was good"], artifact)
-
-
-def _generate(bundle: Path, artifact: str) -> None:
-    generate(Location(None, bundle), "a good", GenerateOptions(artifact=artifact, max_tokens=2))
-
-
-def _evaluate(bundle: Path, artifact: str) -> None:
-    evaluate(Location(None, bundle), EvaluateOptions(artifact=artifact))
-
-
 def _profile(bundle: Path, artifact: str) -> None:
     options = ProfileOptions(batches=(1,), seqs=(8,), artifacts=(artifact,), rules=_FAST, threads=(1,))
     profile_bundle(Location(None, bundle), load_profile("host"), options)
 
 
-COMMANDS: dict[str, Command] = {
-    "verify": _verify, "predict": _predict, "generate": _generate, "evaluate": _evaluate, "profile": _profile,
-}  # fmt: skip
+COMMANDS: dict[str, Callable[[Path, str], object]] = {
+    "verify": _verify,
+    "predict": lambda bundle, artifact: predict(Location(None, bundle), ["the food was good"], artifact),
+    "generate": lambda bundle, artifact: generate(
+        Location(None, bundle), "a good", GenerateOptions(artifact=artifact, max_tokens=2)
+    ),
+    "evaluate": lambda bundle, artifact: evaluate(Location(None, bundle), EvaluateOptions(artifact=artifact)),
+    "profile": _profile,
+}
+"""What does something with an artifact of a bundle, and raises EdgeformerError."""
 
 
 def outcome(command: str, bundle: Path, artifact: str) -> tuple[int, str]:

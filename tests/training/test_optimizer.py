@@ -9,26 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from edgeformer.artifacts import recipe as recipes
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.recipe import (
-    CompileConfig,
-    CosineSchedule,
-    LinearSchedule,
-    OneCycleSchedule,
-    OptimizerConfig,
-    PlateauSchedule,
-    Schedule,
-)
+from edgeformer.artifacts.recipe import CompileConfig, OptimizerConfig, Schedule
 from edgeformer.models import load_recipe
 from edgeformer.models.adapter import ParameterSettings
-from edgeformer.training.loop.optimizer import (
-    STATIC_MIN_BYTES,
-    StaticGradientTable,
-    build_optimizer,
-    build_schedule,
-    resolve_precision,
-    use_static_gradients,
-)
+from edgeformer.training.loop import optimizer as optimizers
+from edgeformer.training.loop.optimizer import build_optimizer, build_schedule, resolve_precision
 
 
 def scheduled(
@@ -50,17 +37,17 @@ def rates(schedule: Schedule, steps: int) -> list[float]:
 
 class TestSchedules:
     def test_cosine_and_linear(self) -> None:
-        values = rates(CosineSchedule(kind="cosine", warmup=0.1, final=0.2), 100)
+        values = rates(recipes.CosineSchedule(kind="cosine", warmup=0.1, final=0.2), 100)
         assert (values[0], values[4]) == pytest.approx((1 / 11, 5 / 11))
         assert max(values) == values[10] == pytest.approx(1.0)
         assert values[55] == pytest.approx(0.2 + 0.8 * 0.5)
         assert values[-1] == pytest.approx(0.2, abs=2e-3)
-        values = rates(LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
+        values = rates(recipes.LinearSchedule(kind="linear", warmup=0.2, final=0.1), 10)
         assert values == pytest.approx([1 / 3, 2 / 3, *(0.1 + 0.9 * (1 - step / 8) for step in range(8))])
 
     @pytest.mark.parametrize("steps", [1, 2, 20, 100])
     def test_one_cycle(self, steps: int) -> None:
-        values = rates(OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
+        values = rates(recipes.OneCycleSchedule(kind="one-cycle", warmup=0.05), steps)
         assert len(values) == steps
         assert steps == 1 or values[-1] < 1e-3, "the last step has the smallest rate"
         if steps == 100:
@@ -69,7 +56,10 @@ class TestSchedules:
     def test_one_cycle_of_the_first_beta(self) -> None:
         """As the released code of paper B does, by a default of torch."""
         published: Any = load_recipe("crt_deep_published").training.schedule
-        for schedule, ends in ((published, [0.95, 0.85, 0.95]), (OneCycleSchedule(kind="one-cycle"), [0.9, 0.9, 0.9])):
+        for schedule, ends in (
+            (published, [0.95, 0.85, 0.95]),
+            (recipes.OneCycleSchedule(kind="one-cycle"), [0.9, 0.9, 0.9]),
+        ):
             optimizer, scheduler = scheduled(schedule, total_steps=100)
             betas = []
             for step in range(100):
@@ -81,7 +71,7 @@ class TestSchedules:
 
     def test_plateau(self) -> None:
         # Paper A: half the rate where two epochs in a row do not improve the validation loss, which is patience 1.
-        optimizer, scheduler = scheduled(PlateauSchedule(kind="plateau", factor=0.5, patience=1))
+        optimizer, scheduler = scheduled(recipes.PlateauSchedule(kind="plateau", factor=0.5, patience=1))
         values = []
         for loss in (1.0, 0.9, 0.9, 0.9, 0.9, 0.9):
             scheduler.step(loss)
@@ -98,7 +88,7 @@ def test_optimizer_groups() -> None:
     full, tenth = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
     learning = [ParameterSettings(tenth, rate=0.1, decays=False), ParameterSettings(full)]
     optimizer = build_optimizer(nn.Module(), config, learning)
-    schedule: Any = build_schedule(optimizer, OneCycleSchedule(kind="one-cycle"), 10)
+    schedule: Any = build_schedule(optimizer, recipes.OneCycleSchedule(kind="one-cycle"), 10)
     for _ in range(3):
         first, last = (group for group in optimizer.param_groups if group["params"])
         assert first["params"] == [full] and last["params"] == [tenth], "the first group's rate is displayed"
@@ -128,10 +118,8 @@ class TestPrecision:
                 assert resolve_precision("auto", "cpu") == expected
 
 
-ROWS, WIDTH = STATIC_MIN_BYTES // 4 // 16, 16
+ROWS, WIDTH = optimizers.STATIC_MIN_BYTES // 4 // 16, 16
 TEXTS = [[[1, 2, 2], [ROWS - 1, 1, 5]], [[7, 7, 7], [7, 7, 7]], [[1, 3, 4], [2, 1, 9]], [[0, 1, 2], [3, 4, 5]]]
-
-
 TRAINING = load_recipe("quickstart").training
 
 
@@ -143,25 +131,17 @@ class EmbeddingModel(nn.Module):
             self.head.weight = self.table.weight
 
     def forward(self, ids: Tensor) -> Tensor:
-        answer: Tensor = self.head(self.table(ids).tanh().mean(1))
-        return answer
-
-
-def model_pair(*, tied: bool = False) -> tuple[EmbeddingModel, EmbeddingModel]:
-    """The same model with torch's own table, and with static gradients."""
-    torch.manual_seed(0)
-    plain = EmbeddingModel(tied=tied)
-    static = deepcopy(plain)
-    (gradient,) = use_static_gradients(static, "cpu", TRAINING)
-    assert type(static.table) is StaticGradientTable and gradient.shape == static.table.weight.shape
-    return plain, static
+        return self.head(self.table(ids).tanh().mean(1))  # type: ignore[no-any-return]
 
 
 class TestStaticGradients:
     @pytest.mark.parametrize("pieces", [1, 2])
     @pytest.mark.parametrize("tied", [False, True])
     def test_same_steps(self, pieces: int, tied: bool) -> None:
-        plain, static = model_pair(tied=tied)
+        plain = EmbeddingModel(tied=tied)
+        static = deepcopy(plain)
+        (gradient,) = optimizers.use_static_gradients(static, "cpu", TRAINING)
+        assert type(static.table) is optimizers.StaticGradientTable and gradient.shape == static.table.weight.shape
         for model in (plain, static):
             optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
             for ids in TEXTS:
@@ -180,9 +160,9 @@ class TestStaticGradients:
     def test_used_for_large_plain_tables_by_one_uncompiled_process_on_a_cpu(self) -> None:
         small, padded = nn.Embedding(ROWS - 1, WIDTH), nn.Embedding(ROWS, WIDTH, padding_idx=0)
         fixed = nn.Embedding(ROWS, WIDTH).requires_grad_(False)
-        assert use_static_gradients(nn.ModuleList([small, padded, fixed]), "cpu", TRAINING) == []
+        assert optimizers.use_static_gradients(nn.ModuleList([small, padded, fixed]), "cpu", TRAINING) == []
         assert {type(small), type(padded), type(fixed)} == {nn.Embedding}
         compiled = TRAINING.model_copy(update={"compile": CompileConfig()})
         model = nn.ModuleList([nn.Embedding(ROWS, WIDTH)])
         for device, training, processes in (("cpu", compiled, 1), ("cuda", TRAINING, 1), ("cpu", TRAINING, 2)):
-            assert use_static_gradients(model, device, training, processes) == []
+            assert optimizers.use_static_gradients(model, device, training, processes) == []
