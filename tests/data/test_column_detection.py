@@ -6,14 +6,14 @@ import pytest
 from edgeformer.artifacts.errors import AmbiguousDataError, DataError
 from edgeformer.data.column_detection import MAX_LABELS, DetectedColumns, detect_columns
 from edgeformer.data.sources import Columns
+from tests.data.conftest import write
 
 TEXTS = [f"this is the text of row number {n}, which is long" for n in range(12)]
 
 
 def table(folder: Path, rows: list[list[str]], name: str = "mine.csv", delimiter: str = ",") -> Path:
     quoted = [[f'"{cell}"' if delimiter in cell else cell for cell in row] for row in rows]
-    (folder / name).write_text("".join(delimiter.join(row) + "\n" for row in quoted), encoding="utf-8")
-    return folder / name
+    return write(folder, name, "".join(delimiter.join(row) + "\n" for row in quoted))
 
 
 def names(result: DetectedColumns) -> tuple[str | tuple[str, ...], str | None, str | None]:
@@ -84,8 +84,7 @@ def test_first_row_without_names_is_data(tmp_path: Path, first: list[str]) -> No
 
 def test_other_formats(tmp_path: Path) -> None:
     lines = [json.dumps({"body": text, "label": bool(n % 2), "tags": ["x"]}) for n, text in enumerate(TEXTS)]
-    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    result = detect_columns(tmp_path / "a.jsonl", Columns())
+    result = detect_columns(write(tmp_path, "a.jsonl", "\n".join(lines)), Columns())
     assert names(result) == ("body", None, "label") and list(result.labels) == ["0", "1"]
     rows = [["text", "label"], *([text, str(n % 2)] for n, text in enumerate(TEXTS))]
     quoted = [rows[0], *([f'"{a}"', b] for a, b in rows[1:])]
@@ -131,11 +130,10 @@ def test_label_is_detected_by_name_and_by_values_in_any_spelling(tmp_path: Path,
 def test_ambiguous_label_columns_are_listed(tmp_path: Path) -> None:
     rows = [[text, ("gut", "schlecht")[n % 2], str(n % 3)] for n, text in enumerate(TEXTS)]
     path = table(tmp_path, [["text", "Topic", "rating"], *rows])
-    with pytest.raises(AmbiguousDataError) as caught:
+    message = r"2 columns could hold the labels: 'Topic' \(2 values: 'gut', 'schlecht'\); 'rating' \(3 values: '0', "
+    with pytest.raises(
+        AmbiguousDataError, match=rf"mine\.csv: {message}'1', '2'\); choose one: --label COLUMN$"
+    ) as caught:
         detect_columns(path, Columns())
     assert caught.value.exit_code == 3
-    assert str(caught.value) == (
-        f"{path}: 2 columns could hold the labels: 'Topic' (2 values: 'gut', 'schlecht'); "
-        "'rating' (3 values: '0', '1', '2'); choose one: --label COLUMN"
-    )
     assert names(detect_columns(path, Columns(label="rating"))) == ("text", None, "rating")

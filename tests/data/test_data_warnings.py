@@ -4,21 +4,20 @@ from typing import Any
 
 import pytest
 
-from edgeformer.artifacts.data_config import DataConfig, TrainedTokenizer
+from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import DataFinding
 from edgeformer.data.data_warnings import label_findings
-from edgeformer.data.prepare import data_findings, prepare
+from edgeformer.data.prepare import data_findings
 from edgeformer.data.sources import load_part
-from tests.data.conftest import file_sources, read_file
+from tests.data.conftest import file_sources, read_file, write
 from tests.tasks.test_embedding import tiny_tokenizer
 
 CLEAN = [(f"row number {n} is {'fine' if n % 2 else 'dull'}", "good" if n % 2 else "bad") for n in range(40)]
 
 
 def config(folder: Path, rows: Sequence[tuple[str, str]], **options: Any) -> DataConfig:
-    lines = "".join(f'"{text}",{label}\n' for text, label in rows)
-    (folder / "mine.csv").write_text(f"text,label\n{lines}", encoding="utf-8")
-    return config_of(file_sources(folder / "mine.csv"), max_length=16, **options)
+    path = write(folder, "mine.csv", "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in rows))
+    return config_of(file_sources(path), max_length=16, **options)
 
 
 def config_of(sources: list[dict[str, Any]], **options: Any) -> DataConfig:
@@ -68,8 +67,8 @@ def test_contradictions_are_reported_with_both_labels(tmp_path: Path) -> None:
 
 
 def test_labels_without_rows_are_reported_for_every_set() -> None:
-    counts = {"train": {"a": 5, "b": 5, "c": 0}, "test": {"a": 1, "b": 1, "c": 0}}
-    counts = {**counts, "validation": {"a": 1, "b": 0, "c": 0}}
+    rows = {"train": (5, 5, 0), "test": (1, 1, 0), "validation": (1, 0, 0)}
+    counts = {name: dict(zip("abc", numbers, strict=True)) for name, numbers in rows.items()}
     findings = label_findings(config_of(file_sources("mine.csv"), labels=["a", "b", "c"]), counts)
     assert [finding.message for finding in findings] == [
         "train: no row has the label 'c': the model cannot learn it",
@@ -92,15 +91,3 @@ def test_validation_texts_of_the_training_set_are_reported(tmp_path: Path) -> No
     chosen = chosen.model_copy(update={"split": "glue-dev", "parts": {"train": source, "validation": source}})
     finding = findings_of(chosen)["seen texts"]
     assert finding.rows == 12 and "12 rows of 12 are also in the training set" in finding.message
-
-
-def test_streamed_set_leaves_empty_texts_out(tmp_path: Path) -> None:
-    config(tmp_path, [*CLEAN, ("", "bad")])
-    parts = dict.fromkeys(("train", "validation", "test"), file_sources(tmp_path / "mine.csv"))
-    chosen = config_of([], parts=parts, split="given", stream=True)
-    for _ in range(2):  # read, and from the cache
-        summary = prepare(chosen, TrainedTokenizer(kind="trained"), 60, tmp_path / "cache").summary
-        empty = {finding.set: finding.rows for finding in summary.findings if finding.kind == "empty texts"}
-        assert empty == {"train": 1, "validation": 1, "test": 1}
-        assert summary.rows == {"train": 40, "validation": 40, "given": 40}
-        assert len(set(summary.fingerprints.values())) == 1

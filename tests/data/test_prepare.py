@@ -62,18 +62,10 @@ def test_recipe_becomes_encoded_sets_and_a_summary(tmp_path):
 def test_file_to_evaluate_has_well_known_columns(tmp_path):
     trained = recipe({"train": synthetic(200, 1)})
     data = prepared(trained, tmp_path / "cache")
-    path = tmp_path / "mine.csv"
-    path.write_text('id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
+    path = write(tmp_path, "mine.csv", 'id,review,sentiment\n1,"the menu was great",positive\n2,bad,0\n')
     encoded = read_file(trained.data, data.tokenizer, path)
     assert encoded.labels.tolist() == [1, 0]
     assert encoded.row(0).tolist() == data.tokenizer.encode("the menu was great").ids
-    path.write_text("id,words,sentiment\n1,a,positive\n")
-    with pytest.raises(DataError, match=r"mine\.csv: no text column; columns: id, words, sentiment"):
-        read_file(trained.data, data.tokenizer, path)
-    path.write_text("text,label\na,great\n")
-    message = r"mine\.csv, line 2: label 'great' is not in data.labels; allowed: negative, positive"
-    with pytest.raises(DataError, match=message):
-        read_file(trained.data, data.tokenizer, path)
 
 
 @pytest.mark.parametrize(("other", "protocol"), [("test", "given"), ("validation", "glue-dev")])

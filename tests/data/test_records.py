@@ -306,11 +306,10 @@ def test_parquet_is_read_with_its_class_names(datasets: Any, tmp_path: Path) -> 
 
 
 def test_local_data_set_folder_is_a_hub_source(datasets: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "reviews"
-    folder.mkdir()
-    write_classes(datasets, folder / "train.parquet", [1, 0, -1])
-    write_classes(datasets, folder / "test.parquet", [0])
-    hub = HubSource(kind="hub", name=str(folder), split="train", skip_unlabelled=True)
+    (tmp_path / "reviews").mkdir()
+    write_classes(datasets, tmp_path / "reviews" / "train.parquet", [1, 0, -1])
+    write_classes(datasets, tmp_path / "reviews" / "test.parquet", [0])
+    hub = HubSource(kind="hub", name=str(tmp_path / "reviews"), split="train", skip_unlabelled=True)
     assert labels_of(hub) == ["positive", "negative"]
     assert labels_of(hub.model_copy(update={"split": "test"})) == ["negative"]
     with pytest.raises(DataError, match=r"row 3: has no label.*skip_unlabelled"):  # -1 means "unlabelled"

@@ -67,13 +67,11 @@ JOINED = ["A head its body", "only a body", "only a head", ""]
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet", "hub"])
 def test_several_columns_are_one_text(tmp_path: Path, name: str) -> None:
     rows = [{"body": body, "title": title, "label": "x"} for title, body in CELLS]
+    with_nulls = [{key: value or None for key, value in row.items()} for row in rows]
     if name in ("a.parquet", "hub"):
-        datasets = pytest.importorskip("datasets")
-        data = datasets.Dataset.from_list([{key: value or None for key, value in row.items()} for row in rows])
-        data.to_parquet(tmp_path / "a.parquet")
+        pytest.importorskip("datasets").Dataset.from_list(with_nulls).to_parquet(tmp_path / "a.parquet")
     elif name == "a.jsonl":
-        lines = [json.dumps({key: value or None for key, value in row.items()}) for row in rows]
-        write(tmp_path, name, "\n".join(lines))
+        write(tmp_path, name, "\n".join(map(json.dumps, with_nulls)))
     else:
         delimiter = "\t" if name == "a.tsv" else ","
         write(tmp_path, name, "".join(delimiter.join(row) + "\n" for row in [rows[0], *(row.values() for row in rows)]))

@@ -17,6 +17,7 @@ from edgeformer.data.rows import LabelledTexts, Span, SpanText
 from edgeformer.data.sources import Columns, load_part
 from edgeformer.data.spans import decode, encode_spans, encode_windows
 from edgeformer.data.tokenization import tokenizer_from_file, train_tokenizer
+from tests.data.conftest import write
 from tests.personal_data import LABELS, sentences, write_jsonl
 
 
@@ -29,8 +30,7 @@ def data_of(path: Path | str, labels: tuple[str, ...] = ("LOC", "PER"), **change
 def read(path: Path, content: str, **changes: Any) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return every text of a file with its spans as (text of the span, label)."""
     path.write_text(content, encoding="utf-8", newline="")
-    rows = load_part(data_of(path, **changes), "train")
-    texts: list[Any] = rows.texts
+    texts: list[Any] = load_part(data_of(path, **changes), "train").texts
     return [(str(text), [(text[span.start : span.end], span.label) for span in text.spans]) for text in texts]
 
 
@@ -62,9 +62,9 @@ def test_conll_columns_by_number(tmp_path: Path) -> None:
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    row = {"satz": SENTENCE[0], "spans": [{"start": 16, "end": 19, "label": "LOC", "id": 7}]}
-    row["spans"] = [*row["spans"], {"start": 0, "end": 12, "label": "PER"}]  # in any order
-    content = json.dumps(row) + "\n" + json.dumps({"satz": "nothing", "spans": []}) + "\n"
+    spans = [{"start": 16, "end": 19, "label": "LOC", "id": 7}, {"start": 0, "end": 12, "label": "PER"}]  # in any order
+    rows = {"satz": SENTENCE[0], "spans": spans}, {"satz": "nothing", "spans": []}
+    content = "".join(json.dumps(row) + "\n" for row in rows)
     assert read(tmp_path / "a.jsonl", content, source={"text": "satz"}) == [SENTENCE, ("nothing", [])]
     with pytest.raises(DataError, match=r"line 1: has no list of spans under 'spans'; keys: text, label"):
         read(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}')
@@ -95,11 +95,9 @@ def test_detection(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", sentences(50))
     detected = detect_spans(tmp_path / "a.jsonl", Columns())
     assert detected is not None and tuple(detected.labels) == LABELS and detected.rows == 50
-    (tmp_path / "b.jsonl").write_text('{"text": "a", "label": "b"}', encoding="utf-8")
-    assert detect_spans(tmp_path / "b.jsonl", Columns()) is None
-    (tmp_path / "c.jsonl").write_text('{"text": "a", "spans": []}', encoding="utf-8")
+    assert detect_spans(write(tmp_path, "b.jsonl", '{"text": "a", "label": "b"}'), Columns()) is None
     with pytest.raises(DataError, match="none of its 1 texts has a labelled span"):
-        detect_spans(tmp_path / "c.jsonl", Columns())
+        detect_spans(write(tmp_path, "c.jsonl", '{"text": "a", "spans": []}'), Columns())
 
 
 _WORDS = (

@@ -74,9 +74,7 @@ def test_stratified_split_holds_out_two_tenths_of_every_label():
 @pytest.mark.parametrize(("protocol", "test"), [("sst-test", "sst-test"), ("given", "test")])
 def test_protocols_that_use_parts_uncut(protocol, test):
     parts = {name: part(name, rows) for name, rows in {"train": 30, "validation": 5, test: 7}.items()}
-    assert split_parts(protocol, parts) == {"train": parts["train"], "validation": parts["validation"]} | {
-        protocol: parts[test]
-    }
+    assert split_parts(protocol, parts) == {protocol if name == test else name: rows for name, rows in parts.items()}
     if protocol == "given":
         del parts["validation"]
         sets = split_parts(protocol, parts)
@@ -239,9 +237,9 @@ def test_balanced_sets_have_equal_groups(protocol, mixed, tmp_path):
     rows = sets_of(parts, protocol, balance="label-and-source")["train"]
     groups = Counter(zip((text.split()[0] for text in rows.texts), rows.labels.tolist(), strict=True))
     assert len(groups) == 4 and len(set(groups.values())) == 1
-    for key, expected in (("label", [13, 13, 13]), ("source", [20, 20])):
+    for key, field, expected in (("label", "labels", [13, 13, 13]), ("source", "sources", [20, 20])):
         rows = sets_of(parts, protocol, balance=key, rows={"train": 41})["train"]
-        assert np.bincount(rows.labels if key == "label" else rows.sources).tolist() == expected
+        assert np.bincount(getattr(rows, field)).tolist() == expected
     parts["validation"] = [jsonl(tmp_path / "more.jsonl", 50, "bad")]
     sets = sets_of(parts, protocol, balance="source")
     counts = Counter(text.split()[0] for rows in sets.values() for text in rows.texts)

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -64,9 +65,8 @@ def test_wordpiece_learns_the_vocabulary_of_the_library():
     library.normalizer, library.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     letters, starts_and_insides, merges = 7, 7 + 4, 4
     size = len(SPECIAL_TOKENS) + starts_and_insides + merges
-    library.train_from_iterator(
-        texts, WordPieceTrainer(vocab_size=size, special_tokens=SPECIAL_TOKENS, show_progress=False)
-    )
+    trainer = WordPieceTrainer(vocab_size=size, special_tokens=SPECIAL_TOKENS, show_progress=False)
+    library.train_from_iterator(texts, trainer)
     tokenizer = trained(vocab_size=5 + 2 * letters + merges, texts=texts)
 
     def learned(tokenizer):
@@ -139,7 +139,6 @@ def test_files_that_do_not_fit_are_refused(tmp_path) -> None:
     with pytest.raises(DataError, match=r"set model\.vocab_size: 400"):
         load(path)
     tokenizer = trained()
-    path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps({**json.loads(tokenizer.to_str()), "post_processor": None}))
     with pytest.raises(DataError, match=r"no special token \(\[CLS\]\)"):
         load(path)
@@ -155,16 +154,11 @@ def test_hub_error_has_a_remedy(monkeypatch):
     def refuse(name, revision):
         raise Exception(f"Cannot reach the hub for {name}\nlong story")
 
-    class Offline:
-        from_pretrained = staticmethod(refuse)
-
-    monkeypatch.setattr("edgeformer.data.tokenization.Tokenizer", Offline)
+    monkeypatch.setattr(tokenization, "Tokenizer", SimpleNamespace(from_pretrained=refuse))
     config = HubTokenizer(kind="hub", name="bert-base-uncased")
-    with pytest.raises(DataError) as caught:
+    message = r"^(?!.*long story).*hub tokenizer bert-base-uncased.*--tokenizer PATH/tokenizer\.json"
+    with pytest.raises(DataError, match=message):
         tokenization.load_tokenizer(config, cleaning="paper", vocab_size=30_522, training_texts=None)
-    message = str(caught.value)
-    assert "hub tokenizer bert-base-uncased" in message and "long story" not in message
-    assert "--tokenizer PATH/tokenizer.json" in message
 
 
 @pytest.mark.data

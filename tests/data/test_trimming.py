@@ -219,9 +219,8 @@ def test_bert_base_uncased_and_gpt2(data_folder: Path) -> None:
 
 
 def test_companions_are_renumbered(original: Tokenizer, trimmed: Trimmed, tmp_path: Path) -> None:
-    source, target = tmp_path / "model", tmp_path / "trimmed"
+    source, target = tmp_path / "model", tmp_path
     source.mkdir()
-    target.mkdir()
     config = {"model_type": "edgeformer-encoder", "vocab_size": original.get_vocab_size(), "hidden_size": 32}
     ids = {f"{name}_token_id": original.token_to_id(f"[{name.upper()}]") for name in ("pad", "cls", "sep", "unk")}
     (source / "config.json").write_text(json.dumps({**config, **ids, "bos_token_id": None}), encoding="utf-8")
