@@ -79,8 +79,7 @@ def test_rows_of_equal_length_keep_their_order():
     rows = Rows(400, (0, 1))
     order = [row for batch in batching.cut_batches(rows.sizes(np.arange(400)), 16) for row in batch.tolist()]
     assert order == [*range(1, 400, 2), *range(0, 400, 2)]
-    shuffled = np.concatenate(plan(rows, 16, seed=3, epoch=1, bucketed=False))
-    position = np.argsort(shuffled)
+    position = np.argsort(np.concatenate(plan(rows, 16, seed=3, epoch=1, bucketed=False)))
     for batch in plan(rows, 16, seed=3, epoch=1):
         for length in (0, 1):
             assert (np.diff(position[batch[rows.sizes(batch) == length]]) > 0).all()
@@ -121,8 +120,7 @@ def test_evaluation_batches_start_with_the_longest_row(dtype):
 
 
 def test_batches_are_padded_and_predict_nothing_in_the_padding() -> None:
-    ids = np.array([5, 6, 7, 5, 5, 8, 9, 1], dtype=np.int32)
-    rows = Encoded(ids, np.array([0, 3, 4, 8]), np.array([0, 1, 0]), 0)
+    rows = Encoded(np.array([5, 6, 7, 5, 5, 8, 9, 1], dtype=np.int32), np.array([0, 3, 4, 8]), np.array([0, 1, 0]), 0)
     batch = batching.collate(rows, np.array([1, 0]), pad_id=99)
     assert batch["input_ids"].tolist() == [[5, 99, 99], [5, 6, 7]]
     assert batch["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]

@@ -89,8 +89,7 @@ def test_other_formats(tmp_path: Path) -> None:
     rows = [["text", "label"], *([text, str(n % 2)] for n, text in enumerate(TEXTS))]
     quoted = [rows[0], *([f'"{a}"', b] for a, b in rows[1:])]
     plain, marked = ("a.txt", "|", rows, (None, "|")), ("a.tsv", "\t", rows, (None, None))
-    cases = (plain, marked, ("b.tsv", "\t", quoted, ("csv", "\t")))
-    for name, delimiter, content, expected in cases:
+    for name, delimiter, content, expected in (plain, marked, ("b.tsv", "\t", quoted, ("csv", "\t"))):
         source = detect_columns(table(tmp_path, content, name, delimiter), Columns()).source
         assert (source.format, source.delimiter) == expected
 

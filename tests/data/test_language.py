@@ -50,8 +50,7 @@ def texts_of(rows, tokenizer):
     """Decode the paragraphs of packed rows from their targets."""
     batch = text_batch(rows, np.arange(len(rows)), 0)
     targets = batch["targets"][batch["targets"] >= 0]
-    ends = np.flatnonzero(targets == 0)
-    return [tokenizer.decode(part.tolist()) for part in np.split(targets, ends + 1)[:-1]]
+    return [tokenizer.decode(part.tolist()) for part in np.split(targets, np.flatnonzero(targets == 0) + 1)[:-1]]
 
 
 def words_of(texts):
@@ -117,8 +116,7 @@ def test_evaluation_reads_the_sets_of_training(tmp_path):
     fingerprints = data.summary.fingerprints
     (tmp_path / "train.txt").unlink()  # not needed
     for name, expected in {"validation": data.validation, **data.tests}.items():
-        rows = read_set(language.data, data.tokenizer, name, fingerprints)
-        assert np.array_equal(rows.ids, expected.ids)
+        assert np.array_equal(read_set(language.data, data.tokenizer, name, fingerprints).ids, expected.ids)
     with pytest.raises(InputError, match="--split 'nonsense': no such set; allowed: test, validation, other"):
         read_set(language.data, data.tokenizer, "nonsense")
     write_texts(tmp_path / "test.txt", TEXTS[340:])
@@ -187,8 +185,7 @@ def test_wikitext_2_has_its_published_size(data_folder, tmp_path):
     assert data.train.words == words_of([line.strip() for line in training_lines if line.strip()][:20])
     # The authors of the data set count 245,569 words: one more for each line, also for blank lines.
     lines = path.read_text(encoding="utf-8").split("\n")
-    blank = sum(not line.strip() for line in lines[:-1])
-    assert data.tests["test"].words + blank == 245_569
+    assert data.tests["test"].words + sum(not line.strip() for line in lines[:-1]) == 245_569
     long = [line.strip() for line in lines if len(line.strip()) > 50]
     filtered = language.data.model_copy(update={"min_characters": 50, "mode": "paragraphs", "sequence_length": 1024})
     rows = read_set(filtered, data.tokenizer, "test")

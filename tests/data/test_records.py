@@ -208,8 +208,7 @@ def test_delimiter_and_quotes_are_detected_together(tmp_path: Path, unquoted: in
     assert (result.source.delimiter, result.source.quote, result.source.header) == (";", "'", False)
     assert [(row.text, row.label) for row in read(result.source)] == expected
     assert [row[:2] for row in rows(path, header=False, text=2, label=1)] == expected, "a recipe without the keys"
-    stated = Columns(delimiter="semicolon", quote="single")
-    assert detect_columns(path, stated).source == result.source
+    assert detect_columns(path, Columns(delimiter="semicolon", quote="single")).source == result.source
     plain = write(tmp_path, "b.csv", "text,label\n'tis good, really,1\nfine,1\nit's bad,0\n" + "dull,0\n" * 9)
     assert "line 2: has 3 columns" in failure(plain), "an apostrophe at the beginning of a text is no quote"
 

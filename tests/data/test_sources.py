@@ -54,8 +54,7 @@ def test_file_is_read_with_the_layout_of_the_recipe(tmp_path: Path) -> None:
     bare = write(tmp_path, "bare.csv", "1;fine film\n0;dull film\n")
     assert names(replacement_source(bare, parts)) == ("2", None, "1", False)
     table = write(tmp_path, "table.csv", "body,stars\nfine,1\n")
-    columns = Columns("body", None, "stars")
-    assert names(replacement_source(table, parts, columns)) == ("body", None, "stars", True)
+    assert names(replacement_source(table, parts, Columns("body", None, "stars"))) == ("body", None, "stars", True)
     parts = {"train": [like(path="x.dat", delimiter="|", text="body", label="stars")]}
     assert replacement_source(write(tmp_path, "table.dat", "body|stars\nfine|1\n"), parts).delimiter == "|"
 
@@ -87,8 +86,7 @@ def test_several_columns_are_one_text(tmp_path: Path, name: str) -> None:
     assert FileSource.model_validate_json(source.model_dump_json()) == source
     assert [row.text for row in read(source, skipped=[])] == JOINED[:3]
     parts = {"train": [like(text=["body", "title"])]}
-    replaced = replacement_source(tmp_path / name, parts, Columns())
-    assert next(read(replaced)).text == "its body A head"
+    assert next(read(replacement_source(tmp_path / name, parts, Columns()))).text == "its body A head"
     assert replacement_source(tmp_path / name, parts, Columns("body")).text == "body"
     with pytest.raises(DataError, match=rf"{name}: no column 'tittle' \(--text\); did you mean 'title'\?"):
         file_source(tmp_path / name, columns=Columns("body,tittle"))
@@ -113,8 +111,7 @@ def test_commas_in_names_numbers_and_pairs_of_several_columns(tmp_path: Path) ->
 
 
 def test_values_that_are_no_text_and_sources_without_columns(tmp_path: Path) -> None:
-    path = write(tmp_path, "a.jsonl", '{"a": "x", "b": ["y"]}\n')
-    source = like(path=str(path), text=["a", "b"], label=None)
+    source = like(path=str(write(tmp_path, "a.jsonl", '{"a": "x", "b": ["y"]}\n')), text=["a", "b"], label=None)
     with pytest.raises(DataError, match=r"a\.jsonl, line 1: column 'b' has a value of type list instead of text"):
         list(read(source))
     (row,) = read(source, blanks=True)

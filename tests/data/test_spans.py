@@ -203,7 +203,6 @@ def test_classes_of_pieces() -> None:
 def test_spans_inside_words_are_counted_and_in_the_fingerprint() -> None:
     text = SpanText("Berlinreise nach Ulm", (Span(0, 6, "LOC"), Span(17, 20, "LOC")))
     tokenizer = train_tokenizer("wordpiece", 60, ["Berlin reise nach Ulm"] * 9, ())
-    rows = encode_spans(tokenizer, LabelledTexts.unlabelled([text]), data_of("a.jsonl"))
-    assert rows.inexact == 1
+    assert encode_spans(tokenizer, LabelledTexts.unlabelled([text]), data_of("a.jsonl")).inexact == 1
     first, other = (LabelledTexts.unlabelled([SpanText("Ada", (Span(0, end, "PER"),))]) for end in (2, 3))
     assert first.fingerprint() != other.fingerprint()

@@ -87,8 +87,7 @@ def test_language_model_text_equals_the_set_in_memory(parts, tmp_path, monkeypat
 def test_classifier_rows_equal_the_set_in_memory(parts, tmp_path, monkeypatch, kind, tokenizer):
     monkeypatch.setattr(streaming, "_PIECE_CHARACTERS", 5000)
     if kind == "parquet":
-        datasets = pytest.importorskip("datasets")
-        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hub")
+        monkeypatch.setattr(pytest.importorskip("datasets").config, "HF_DATASETS_CACHE", tmp_path / "hub")
         (tmp_path / "reviews").mkdir()
         write_parquet(tmp_path / "reviews" / "train.parquet", list(synthetic_reviews(600, 1)))
         parts["train"] = [{"kind": "hub", "name": str(tmp_path / "reviews")}]
@@ -109,8 +108,7 @@ def test_stratified_sets_of_one_file_equal_the_sets_in_memory(parts, tmp_path, m
     rows = list(synthetic_reviews(300, 1))
     text = [f"{n % 2}\t{row.text if n % 9 else rows[n // 9].text.upper()}\n" for n, row in enumerate(rows)]
     (tmp_path / "all.tsv").write_text("label\ttext\n" + "".join([*text, "1\t \n"]), encoding="utf-8")
-    source = file_sources(tmp_path / "all.tsv")
-    parts = {"train": source, "validation": parts["validation"], "hotels": parts["test"]}
+    parts = {"train": file_sources(tmp_path / "all.tsv"), "validation": parts["validation"], "hotels": parts["test"]}
     in_memory = class_config(parts, split="stratified", stream=False, **settings)
     streamed = class_config(parts, split="stratified", **settings)
     results = []
@@ -146,9 +144,8 @@ def test_pool_that_grows_between_two_passes_is_refused(parts, tmp_path, monkeypa
 )
 def test_pool_that_is_too_small_for_its_sets_is_refused(tmp_path, rows, message):
     source = file_sources(write_jsonl(tmp_path / "few.jsonl", synthetic_reviews(rows, 1)))
-    config = class_config({"train": source}, split="stratified", rows={"test": 21})
     with pytest.raises(DataError, match=message):
-        prepare(config, BPE, 400, tmp_path / "cache")
+        prepare(class_config({"train": source}, split="stratified", rows={"test": 21}), BPE, 400, tmp_path / "cache")
 
 
 def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path):
@@ -274,8 +271,7 @@ def stored(tmp_path):
             yield Encoded(ids[begin:end], offsets, rows.labels[start:stop], truncated=stop == 1000)
 
     (tmp_path / "set").mkdir()
-    facts = write_rows(tmp_path / "set", pieces())
-    write_facts(tmp_path / "set", {**facts, "key": "this", "fingerprint": "f"})
+    write_facts(tmp_path / "set", {**write_rows(tmp_path / "set", pieces()), "key": "this", "fingerprint": "f"})
     return tmp_path / "set", rows
 
 

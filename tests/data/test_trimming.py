@@ -236,5 +236,4 @@ def test_companions_are_renumbered(original: Tokenizer, trimmed: Trimmed, tmp_pa
     described = json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert described["pad_token"] == "[PAD]"
     assert described["added_tokens_decoder"] == {str(config["cls_token_id"]): {"content": "[CLS]"}}
-    written = Tokenizer.from_file(str(target / "tokenizer.json"))
-    assert written.get_vocab() == trimmed.tokenizer.get_vocab()
+    assert Tokenizer.from_file(str(target / "tokenizer.json")).get_vocab() == trimmed.tokenizer.get_vocab()

@@ -99,8 +99,7 @@ class Oracle:
             (x @ self.w[f"{name}_proj.weight"].T).view(batch, length, HEADS, head).transpose(1, 2) for name in "qkv"
         )
         scores = q @ k.transpose(-1, -2) * head**-0.5
-        future = torch.ones(length, length).triu(1).bool()
-        mixed = scores.masked_fill(future, float("-inf")).softmax(-1) @ v
+        mixed = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).softmax(-1) @ v
         return mixed.transpose(1, 2).reshape(batch, length, size) @ self.w["out_proj.weight"].T
 
     def states(self, ids: Tensor) -> dict[int, Tensor]:

@@ -84,8 +84,7 @@ def test_packed_documents_equal_single_ones() -> None:
     model = make_crt().double()
     lengths = (1, 13, 2, 20)
     documents = [random_ids(1, length, seed=length) for length in lengths]
-    positions = torch.cat([torch.arange(length) for length in lengths])[None]
-    packed = model(torch.cat(documents, 1), positions)
+    packed = model(torch.cat(documents, 1), torch.cat([torch.arange(length) for length in lengths])[None])
     start = 0
     for document in documents:
         end = start + document.shape[1]
@@ -277,8 +276,7 @@ def test_every_mismatch_is_listed(weights: dict[str, Tensor]) -> None:
     config = infer_config(weights, "checkpoint")
     with pytest.raises(ArtifactError) as raised:
         convert_weights(weights, config, "checkpoint")
-    listed = [line.strip() for line in str(raised.value).splitlines()[1:]]
-    assert listed == [
+    assert [line.strip() for line in str(raised.value).splitlines()[1:]] == [
         "missing norm1.weight [32]",
         "missing trm.norms.2.bias [32]",
         "q_proj.weight is [32, 31], not [32, 32]",

@@ -167,8 +167,7 @@ def test_every_variant_decodes(changes: dict[str, Any], make_decoder: Any) -> No
 
 
 def test_every_distinct_head_is_a_part() -> None:
-    parts = {heads: list(piece_specs(make_crt(heads=heads)))[4:] for heads in ("shared", "separate", "tied")}
-    assert parts == {
+    assert {heads: list(piece_specs(make_crt(heads=heads)))[4:] for heads in ("shared", "separate", "tied")} == {
         "shared": ["readout", "readout_exit"],
         "separate": ["readout", "readout_exit1", "readout_exit3"],
         "tied": ["readout"],

@@ -133,8 +133,7 @@ def test_a_folded_decoder_begins_with_its_teachers_layers(teacher: Path, fold: s
 def test_it_learns_from_its_teacher_and_comes_closer_to_it(teacher: Path, tmp_path: Path) -> None:
     recipe = student(teacher)
     distillation = recipe.training.distillation.model_copy(update={"weight": 1.0, "temperature": 1.0})
-    training = recipe.training.model_copy(update={"distillation": distillation})
-    recipe = recipe.model_copy(update={"training": training})
+    recipe = recipe.model_copy(update={"training": recipe.training.model_copy(update={"distillation": distillation})})
     before, after = DecoderModel(recipe.model), train(recipe, TrainOptions(tmp_path, name="folded", max_steps=30))
     ADAPTER.start(before, recipe)
     ids = torch.arange(60).reshape(2, 30) * 7 % 300

@@ -193,8 +193,7 @@ def test_graphs_of_a_stacked_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyP
             assert counts == {(0, 2, 1, 3): 4 * 2, (0, 1, 3, 2): 2}
             assert sum(node.op_type == "Reshape" for node in graph.graph) == 4 * 2
     monkeypatch.delattr(adapter, "export_graph")
-    half = fp16_copy(model)
-    fp16 = ADAPTER.trace(half, (), steps=True, base=graphs)
+    fp16 = ADAPTER.trace(fp16_copy(model), (), steps=True, base=graphs)
     assert fp16.steps["loop"].graph.inputs[0].dtype == onnx_ir.DataType.FLOAT16
 
 

@@ -73,8 +73,7 @@ def test_fit_is_the_optimum_of_scikit_learn(tmp_path: Path) -> None:
     idf /= np.sqrt((table @ idf**2).sum() / table.sum())
     features = table * idf / np.sqrt(table.sum(axis=1, keepdims=True))
     labels = train_rows.labels
-    reference = LogisticRegression(C=2.0, max_iter=5000, tol=1e-8)
-    expected = reference.fit(features, labels).decision_function(features)
+    expected = LogisticRegression(C=2.0, max_iter=5000, tol=1e-8).fit(features, labels).decision_function(features)
     batch = collate(train_rows, np.arange(len(train_rows)), objective.prepared.pad)
     with torch.inference_mode():
         logits = model(*(torch.from_numpy(batch[name]) for name in ("input_ids", "attention_mask"))).numpy()
@@ -96,8 +95,7 @@ def test_look_up_finds_stored_ngrams_only() -> None:
     # Of every row of two tokens, the pair at the first position; the second one starts with the last token.
     assert is_stored[:, 0].all() and len(slots[:, 0].unique()) == len(pairs) and not is_stored[:, 1].any()
     others = torch.from_numpy(draw.integers(60_000, 250_000, (20_000, 2)))
-    share = float(model.look_up(*model.residues(others, None))[1][:, 0].float().mean())
-    assert 1 / 400 < share < 1 / 180
+    assert 1 / 400 < float(model.look_up(*model.residues(others, None))[1][:, 0].float().mean()) < 1 / 180
     assert int(table.displacements.max()) * (PRIMES[0] - 1) + model.slots < EXACT
     assert max(residues.amax(dim=(0, 1)).tolist()) < max(PRIMES) and PRIMES[0] * PRIMES[1] < EXACT
 
@@ -154,8 +152,7 @@ def test_planned_time_is_that_of_the_fit(tmp_path: Path) -> None:
     predicted = plan(recipe, load_profile("host")).time
     started = time.perf_counter()
     train(recipe, TrainOptions(tmp_path, name="timed"))
-    seconds = time.perf_counter() - started
-    assert predicted.low_s / 3 < seconds < 3 * predicted.high_s
+    assert predicted.low_s / 3 < (time.perf_counter() - started) < 3 * predicted.high_s
 
 
 @pytest.mark.slow
@@ -250,13 +247,11 @@ def test_several_labels(tmp_path: Path) -> None:
 
 
 def test_words_are_whole_and_characters_are_lowered() -> None:
-    texts = ["Schöne Grüße, 漢字!", "schöne grüße 😡 can't", "can't 😡 stop"]
-    tokenizer = train_tokenizer("words", 100, texts, [])
+    tokenizer = train_tokenizer("words", 100, ["Schöne Grüße, 漢字!", "schöne grüße 😡 can't", "can't 😡 stop"], [])
     assert tokenizer.encode("SCHÖNE can't, 😡 schön").tokens == ["[CLS]", "schöne", "can", "t", "😡", "[UNK]", "[SEP]"]
     assert {"漢", "stop"}.isdisjoint(tokenizer.get_vocab())  # seen once
     tokenizer = train_tokenizer("characters", 100, ["Straße  in\tUlm", "ΣΑΣ 😡"], [])
-    encoding = tokenizer.encode(" ULM\n\u00a0ΣΑΣ x")
-    assert encoding.tokens == [*"▁ulm▁σασ▁", "[UNK]", "▁"]
+    assert tokenizer.encode(" ULM\n\u00a0ΣΑΣ x").tokens == [*"▁ulm▁σασ▁", "[UNK]", "▁"]
     assert tokenizer.decode(tokenizer.encode("Ulm in").ids) == " ulm in "
     assert len(train_tokenizer("characters", 9, ["abcabd"], []).get_vocab()) == 9
 

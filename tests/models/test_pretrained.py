@@ -154,8 +154,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def test_variants_equal_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     model, folder = save_model(tmp_path, **changes)
     ids, mask, _ = pairs_of_texts()
-    expected = model(input_ids=ids, attention_mask=mask).logits
-    assert (load(folder)(ids, mask) - expected).abs().max() < 1e-5
+    assert (load(folder)(ids, mask) - model(input_ids=ids, attention_mask=mask).logits).abs().max() < 1e-5
 
 
 @torch.inference_mode()
@@ -186,8 +185,7 @@ def test_exits_apply_the_head_to_fewer_layers(bert: tuple[Any, Path]) -> None:
     outputs = exits(ids, mask)
     assert exits.exits == (1, 2, 3, 4)
     for exit_ in exits.exits:
-        expected = model.classifier(model.bert.pooler(states[exit_]))
-        assert (outputs[exit_ - 1] - expected).abs().max() < 1e-5
+        assert (outputs[exit_ - 1] - model.classifier(model.bert.pooler(states[exit_]))).abs().max() < 1e-5
         assert (outputs[3 + exit_] - states[exit_])[mask.bool()].abs().max() < 1e-5
 
 
@@ -195,8 +193,7 @@ def test_exits_apply_the_head_to_fewer_layers(bert: tuple[Any, Path]) -> None:
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
 def test_pooling_skips_padding(bert: tuple[Any, Path], pooling: str) -> None:
     loaded, (ids, mask, _) = load(bert[1], pooling=pooling), pairs_of_texts()
-    without_padding = loaded(ids[2:, :15], None)
-    assert (without_padding - loaded(ids, mask)[2:]).abs().max() < 1e-5, "it needs no mask either"
+    assert (loaded(ids[2:, :15], None) - loaded(ids, mask)[2:]).abs().max() < 1e-5, "it needs no mask either"
 
 
 @torch.inference_mode()
@@ -237,8 +234,7 @@ def test_own_parts_start_from_the_replaced_layers(bert: tuple[Any, Path]) -> Non
 @pytest.mark.slow
 def test_graphs_of_folds_store_weights_once(bert: tuple[Any, Path], tmp_path: Path) -> None:
     """With adapters, in the order that a host cannot loop; conformance checks the other order."""
-    fold = {"layers": 2, "iterations": 2, "own": "adapters", "order": "immediate", "rank": 2}
-    loaded = load(bert[1], fold=fold)
+    loaded = load(bert[1], fold={"layers": 2, "iterations": 2, "own": "adapters", "order": "immediate", "rank": 2})
     with torch.no_grad():  # equal zeros of equal shape would be stored once
         for parameter in loaded.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.01)
@@ -261,8 +257,7 @@ def test_products_of_folds_are_computed_by_xnnpack(bert: tuple[Any, Path], tmp_p
     """XNNPACK's product takes no bias that is chosen from several: the reference kernel would be 40 times slower."""
     if EXECUTORCH.missing() is not None:
         pytest.skip("the extra executorch is not installed")
-    fold = {"layers": 2, "iterations": 2, "own": "norms", "order": "immediate"}
-    module = ADAPTER.exported(load(bert[1], fold=fold))
+    module = ADAPTER.exported(load(bert[1], fold={"layers": 2, "iterations": 2, "own": "norms", "order": "immediate"}))
     names = ("input_ids", "attention_mask"), ("logits",)
     facts = ExecuTorchBuilder().write(Exits(module), *names, 16, tmp_path / "model.pte", "fp32").engine
     assert facts["delegated"] and not [name for name in facts["not_delegated"] if "mm" in name or "linear" in name]

@@ -11,8 +11,7 @@ from benchmarks.studies.paired import adjust, compare, packed, sign_flip_test, u
 def rights(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
     """Answers of two models with so many rows of each kind."""
     ours = np.repeat([True, True, False, False], [both, first, second, neither])
-    theirs = np.repeat([True, False, True, False], [both, first, second, neither])
-    return ours, theirs
+    return ours, np.repeat([True, False, True, False], [both, first, second, neither])
 
 
 def test_answers_survive_packing() -> None:

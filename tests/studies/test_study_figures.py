@@ -76,8 +76,7 @@ def test_a_run_that_leaks_is_marked_in_dots_and_curves(monkeypatch: pytest.Monke
     assert [text.get_text() for text in axis.get_yticklabels()] == ["Causal", "Published (leaks: void)"]
     curve = [{"epoch": float(number), "val_loss": 3.0 / number} for number in (1, 2)]
     curves = {"causal": [curve, curve], "published": [curve, curve]}
-    figure = FigureSpec(kind="curves", title="Validation", y=("val_loss",))
-    title, (axis,) = drawn(monkeypatch, table, figure, curves)
+    title, (axis,) = drawn(monkeypatch, table, FigureSpec(kind="curves", title="Validation", y=("val_loss",)), curves)
     assert title == "Validation (a line for each of 2 seeds)" and len(axis.lines) == 4
     (legend,) = axis.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["Causal", "Published (leaks: void)"]

@@ -97,16 +97,14 @@ def test_times_of_two_processors_are_not_put_side_by_side() -> None:
         return results_of(f"k-{host}", evaluation=Evaluation(rows=rows), artifacts=(graph("fp32"),))
 
     table = {"rows": "tests", "columns": ["loss", "ms_per_sample"]}
-    made = {"first": [scored("that")], "second": [scored("this")], "third": [scored("this")]}
-    _, lines = table_of(table, made)
+    _, lines = table_of(table, {"first": [scored("that")], "second": [scored("this")], "third": [scored("this")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [None, 0.5, 0.5]  # of the one with most runs
     assert lines[0].cells["loss"].mean == 1.0
     note = mixed_hosts([scored("that"), scored("this"), scored("this")])
     assert note == "Times per sample are those of this; runs that that timed show none."
     assert mixed_hosts([scored("this")]) == ""
     fp32, bf16 = (results_of("k", precision=precision) for precision in ("fp32", "bf16"))
-    linear = results_of("k", precision="bf16", recipe={"model": {"kind": "linear"}})
-    assert mixed_formats([fp32, linear]) == ""
+    assert mixed_formats([fp32, results_of("k", precision="bf16", recipe={"model": {"kind": "linear"}})]) == ""
     assert mixed_formats([fp32, fp32]) == "" and "Trained in fp32 and bf16" in mixed_formats([fp32, bf16])
     _, lines = table_of(table, {"first": [scored("this")], "second": [scored("this")]})
     assert [line.cells["ms_per_sample"].mean for line in lines] == [0.5, 0.5]

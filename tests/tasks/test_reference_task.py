@@ -51,8 +51,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_training_export_prediction_limits_and_comparisons(trained: Path) -> None:
     run, location = Run.open(trained), locate(str(trained), trained.parent)
     assert run.manifest.test is not None and run.task.metric.of(run.manifest.test) < 0.1
-    record = json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert "val_distance" in record
+    assert "val_distance" in json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     answers: Any = predict(location, ["the room was bad 7", "the soup was great 7"])[1]
     assert [answer.label for answer in answers] == ["bad", "great"]
     artifacts = location.open_bundle().built("full")

@@ -83,8 +83,7 @@ def test_rows_of_a_sample_do_not_follow_the_order_of_the_file(tmp_path: Path) ->
 
 
 def test_queries_are_recognised_by_repeated_first_texts() -> None:
-    pairs: list[Any] = [("a", "b"), ("a", "c"), ("d", "e")]
-    numbers = query_numbers(pairs)
+    numbers = query_numbers([("a", "b"), ("a", "c"), ("d", "e")])
     assert numbers is not None and numbers.tolist() == [0, 0, 1]
     assert query_numbers([("a", "b"), ("c", "d"), ("c", "e"), ("f", "g"), ("h", "i")]) is None  # 2 of 5 rows
     assert query_numbers(["a", "a"]) is None and query_numbers([]) is None

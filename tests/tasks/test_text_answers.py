@@ -17,8 +17,7 @@ SYNTHETIC = SyntheticSource(kind="synthetic-reviews", rows=2)
 
 
 def data_of(*sources: Source) -> DataSection:
-    section: DataSection = Run.open(OLD / "classifier-v1").data
-    return section.model_copy(update={"parts": {"train": sources} if sources else {}})
+    return Run.open(OLD / "classifier-v1").data.model_copy(update={"parts": {"train": sources} if sources else {}})
 
 
 @pytest.mark.parametrize(

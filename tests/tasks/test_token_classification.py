@@ -54,8 +54,7 @@ def test_span_f1_is_that_of_seqeval(scheme: str) -> None:
         texts = np.repeat(np.arange(200), lengths)
         targets = generator.integers(0, len(data.classes), lengths.sum())
         predicted = np.where(generator.random(len(targets)) < share, targets, generator.permutation(targets))
-        logits = np.eye(len(data.classes))[predicted]
-        measured = score(logits, np.stack([targets, texts], axis=1), data)
+        measured = score(np.eye(len(data.classes))[predicted], np.stack([targets, texts], axis=1), data)
         right, answers = (
             [[data.classes[number] for number in classes[texts == text]] for text in range(200)]
             for classes in (targets, predicted)
@@ -97,8 +96,7 @@ def test_settings_that_do_not_fit(changes: dict[str, Any], message: str) -> None
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of letters with some missed labels, exported in three precisions."""
     folder = tmp_path_factory.mktemp("letters")
-    texts = [*sentences(300, missed=0.04), *sentences(80, seed=1, each=5, missed=0.04)]
-    write_jsonl(folder / "letters.jsonl", texts)
+    write_jsonl(folder / "letters.jsonl", [*sentences(300, missed=0.04), *sentences(80, seed=1, each=5, missed=0.04)])
     (folder / "letters.yaml").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
     trained = edgeformer.train(folder / "letters.yaml", artifacts=folder / "artifacts")
     trained.export(fp16=True, int8=True, vocab_trim=True, joining=False)
@@ -130,8 +128,7 @@ def test_spans_of_long_texts(run: Path) -> None:
     """Windows make the answers of the sentences of a text, each where it is in the text; and no span twice."""
     texts: list[Any] = [" ".join(map(str, sentences(12, seed))) for seed in range(5)]
     parts: list[Any] = [str(text) for seed in range(5) for text in sentences(12, seed)]
-    location = locate(str(run), run.parent)
-    _, answers = predict(location, [*texts, *parts], "onnx-fp32")
+    _, answers = predict(locate(str(run), run.parent), [*texts, *parts], "onnx-fp32")
     same = total = 0
     for index, text in enumerate(texts):
         answer = answers[index]

@@ -62,8 +62,7 @@ def changes(log: Path) -> list[str]:
 
 def assert_whole(run: Path) -> set[str]:
     """The bundle opens, every file of it is intact and every artifact answers. Ids of those that were built."""
-    bundle = Bundle.open(run / BUNDLE_FOLDER)
-    results = verify(bundle)
+    results = verify(Bundle.open(run / BUNDLE_FOLDER))
     assert {check.status for check in results.files} == {"intact"}
     answers = {check.artifact: check.status for check in results.artifacts if check.status != "unavailable"}
     assert set(answers.values()) == {"verified"}, answers

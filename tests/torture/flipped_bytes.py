@@ -30,8 +30,7 @@ def classifier(folder: Path) -> Path:
     opened = Bundle.open(bundle)
     update = {"id": "onnx-reference-fp32", "format": "onnx-reference", "file": ENGINE}
     engine = opened.artifact("onnx-fp32").model_copy(update={**update, "sha256": sha256_of(bundle / ENGINE)})
-    manifest = opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)})
-    seal(bundle, manifest)
+    seal(bundle, opened.manifest.model_copy(update={"artifacts": (*opened.artifacts, engine)}))
     return bundle
 
 

@@ -37,8 +37,7 @@ class RunsCode:
 
 def imported(folder: Path, content: Callable[[Path], object]) -> tuple[str, ...]:
     content(folder / "hostile.pt")
-    tokenizer = str(BUNDLE / "tokenizer.json")
-    return ("import", "crt", "hostile.pt", "--tokenizer", tokenizer)
+    return ("import", "crt", "hostile.pt", "--tokenizer", str(BUNDLE / "tokenizer.json"))
 
 
 def resumed(folder: Path) -> tuple[str, ...]:
@@ -98,8 +97,7 @@ def packed(folder: Path) -> tuple[str, ...]:
 
 def line(folder: Path) -> tuple[str, ...]:
     """Data of 4 GB in one line."""
-    content = lzma.compress(b"label\ttext\n1\t") + lzma.compress(b" " * 2**24) * 256
-    (folder / "line.tsv.xz").write_bytes(content)
+    (folder / "line.tsv.xz").write_bytes(lzma.compress(b"label\ttext\n1\t") + lzma.compress(b" " * 2**24) * 256)
     return train(folder, "line.tsv.xz")
 
 

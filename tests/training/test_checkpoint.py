@@ -36,8 +36,7 @@ class Trainer:
         optimizer = build_optimizer(model, OptimizerConfig(lr=1.0))
         self.processes = Processes(Accelerator(cpu=True), "fp32")
         self.model, self.optimizer = self.processes.prepare(model, optimizer)
-        schedule = CosineSchedule(kind="cosine", warmup=0.0, final=0.0)
-        self.schedule: Any = build_schedule(self.optimizer, schedule, 10)
+        self.schedule: Any = build_schedule(self.optimizer, CosineSchedule(kind="cosine", warmup=0.0, final=0.0), 10)
         self.checkpoints = Checkpoints(run)
 
     def step(self) -> None:

@@ -135,8 +135,7 @@ def test_unsuitable_teachers(source: Path, teacher: Path, tmp_path: Path) -> Non
     ):
         with pytest.raises(RecipeError, match=message):
             Objective(student_recipe(source, teacher, *changes), tmp_path / "cache", SILENT)
-    wide = {**ARCHITECTURE, "hidden_size": 32}
-    recipe = student_recipe(source, teacher, states, architecture=wide)
+    recipe = student_recipe(source, teacher, states, architecture={**ARCHITECTURE, "hidden_size": 32})
     with pytest.raises(RecipeError, match="its 4 states of width 16 do not match 4 of width 32"):
         model_spec_of(recipe).adapter.loss(nn.Identity(), recipe, None)
     shutil.copytree(teacher, tmp_path / "half")

@@ -123,8 +123,7 @@ def test_two_processes(tmp_path: Path, single: dict[str, Path], task: Task, shar
     manifest = read_run(tmp_path / "run")
     assert (manifest.processes, manifest.effective_batch) == (2, read_run(single[task[0]]).effective_batch)
     portion = "part" if sharded else "copy"
-    messages = text_of(tmp_path / "messages-0.txt")
-    assert f"2 processes train it together; each has a {portion} of the model" in messages
+    assert f"2 processes train it together; each has a {portion} of the model" in text_of(tmp_path / "messages-0.txt")
     # Only the main process writes and reports.
     assert sorted(path.name for path in tmp_path.iterdir()) == [".cache", "messages-0.txt", "run"]
 

@@ -42,8 +42,7 @@ def head(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def frozen_recipe(source: Path, *changes: str, **model: Any) -> Any:
-    overrides = source_overrides(source, pooling="mean", **model)
-    return load_recipe("quickstart", [*overrides, *FROZEN, *changes])
+    return load_recipe("quickstart", [*source_overrides(source, pooling="mean", **model), *FROZEN, *changes])
 
 
 @pytest.mark.parametrize("kind", ["two classes", "three classes", "several labels"])
@@ -193,6 +192,5 @@ def test_real_encoder(data_folder: Path, minilm: Path, tmp_path: Path, monkeypat
     assert read_run(run).test.accuracy > 0.6  # type: ignore[union-attr]
     export(run, ExportOptions(int8=True))
     student: Any = load_recipe("linear_sst2", [data, f"training.teacher={run}"])
-    prepared = get_task(student.task).rows.prepare(student, tmp_path / "cache", SILENT)
-    assert len(prepared.train) > 300
+    assert len(get_task(student.task).rows.prepare(student, tmp_path / "cache", SILENT).train) > 300
     assert read_run(train(student, TrainOptions(tmp_path, name="student"))).status == "finished"

@@ -114,8 +114,7 @@ def test_notes_about_columns(folder: Path) -> None:
         'columns a title and body hold texts; to join them: --text "a title,body"',
         "column 'label' has false and true: labels 0 and 1, which --labels A,B names",
     )
-    columns = Columns("a title,body", label_names="no,yes")
-    result = draft(Path("own.jsonl"), DraftOptions(columns=columns, force=True))
+    result = draft(Path("own.jsonl"), DraftOptions(columns=Columns("a title,body", label_names="no,yes"), force=True))
     recipe: Any = load_recipe("own.yaml")
     assert recipe.data.parts["train"][0].text == ("a title", "body") and "text: [a title, body]" in result.text
     assert recipe.data.labels == ("no", "yes") and recipe.data.label_values == ("0", "1")
@@ -132,8 +131,7 @@ def test_blanks_behind_commas_and_one_number_in_two_spellings(folder: Path, end:
     Path("own.csv").write_text(end.join(lines) + end, encoding="utf-8", newline="")
     detected = draft(Path("own.csv"), DraftOptions()).guess
     assert detected.labels == {"0": 20, "1": 20} and detected.rows == 40
-    recipe: Any = load_recipe("own.yaml")
-    texts = load_part(recipe.data, "train")
+    texts = load_part(load_recipe("own.yaml").data, "train")
     with Path("own.csv").open(encoding="utf-8", newline="") as file:
         expected = [(row[0], int(float(row[1]))) for row in list(csv.reader(file))[1:]]
     assert [*zip(texts.texts, texts.labels.tolist(), strict=True)] == expected

@@ -93,8 +93,7 @@ def run_steps(
             patch.setattr(owner, name, failing_in(phase, getattr(owner, name)))
         for number in range(STEPS):
             position.batch_size = min(position.batch_size, sizes[number])
-            rows = np.arange(number * ROWS, (number + 1) * ROWS)
-            skipped += stepper.take(rows, position).skipped
+            skipped += stepper.take(np.arange(number * ROWS, (number + 1) * ROWS), position).skipped
             position.step += 1
             batch_sizes.append(position.batch_size)
     tensors = {name: tensor.detach().clone() for name, tensor in objective.model.state_dict().items()}

@@ -67,8 +67,7 @@ def test_student_learns_from_texts_without_labels(
     """Both families keep the teacher's logits in a file, and the second student computes none."""
     recipe = taught(name, settings, teacher, further)
     messages = Messages()
-    run = train(recipe, TrainOptions(tmp_path, name="student"), messages)
-    manifest = read_run(run)
+    manifest = read_run(train(recipe, TrainOptions(tmp_path, name="student"), messages))
     assert manifest.status == "finished" and 1000 < manifest.data.rows["train"] <= 240 + 1500
     assert sum(manifest.data.label_rows["train"].values()) == 240
     (stored,) = (tmp_path / ".cache/tokens").glob("teacher-*.npz")
@@ -119,9 +118,8 @@ def test_sentences_of_unlabelled_texts(tmp_path: Path) -> None:
     changes = ["training.teacher=x", f"data.unlabelled=[{source}]", "data.unlabelled_unit=sentences"]
     data: Any = load_recipe("quickstart", changes).data
     assert unlabelled_texts(data, ["would they  make it again?"]) == ["It was a long and dull film."]
-    sampled: Any = load_recipe("quickstart", [*changes, "data.unlabelled.0.rows=5"]).data
     with pytest.raises(DataError, match=r"data\.unlabelled\.0\.rows: 5 rows requested, but there are 2"):
-        unlabelled_texts(sampled, [])
+        unlabelled_texts(load_recipe("quickstart", [*changes, "data.unlabelled.0.rows=5"]).data, [])
 
 
 @pytest.mark.parametrize(
@@ -141,6 +139,5 @@ def test_settings_that_do_not_fit_are_refused(name: str, changes: list[str], mes
 
 
 def test_plan_adds_the_time_of_the_teacher(teacher: Path, further: Path, tmp_path: Path) -> None:
-    recipe = taught("linear_sst2", [DATA], teacher, further)
-    planned = plan(recipe, load_profile("host"), tmp_path)
+    planned = plan(taught("linear_sst2", [DATA], teacher, further), load_profile("host"), tmp_path)
     assert "for the teacher's logits" in planned.time.basis

@@ -166,9 +166,8 @@ def test_signals_end_training_resumably(
 
 
 def test_removed_folder(tmp_path: Path, tiny_recipe: ClassificationRecipe) -> None:
-    progress = AfterSteps(2, lambda: shutil.rmtree(tmp_path / "run"))
     with pytest.raises(EdgeformerError, match="was removed during training"):
-        train(tiny_recipe, TrainOptions(tmp_path, name="run"), progress)
+        train(tiny_recipe, TrainOptions(tmp_path, name="run"), AfterSteps(2, lambda: shutil.rmtree(tmp_path / "run")))
     assert not (tmp_path / "run").exists()
 
 

@@ -105,8 +105,7 @@ class TestPrediction:
                 ledger.add(tensor, "optimizer")
         with ledger.recording("temporary"):
             training.step()
-        real = sum(ledger.all.worst.values())
-        assert predicted_tensor_bytes(recipe, precision) == pytest.approx(real, rel=0.01)
+        assert predicted_tensor_bytes(recipe, precision) == pytest.approx(sum(ledger.all.worst.values()), rel=0.01)
 
     def test_torchs_own_tracker(self) -> None:
         from torch.distributed._tools.mem_tracker import MemTracker
