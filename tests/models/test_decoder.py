@@ -12,7 +12,6 @@ from edgeformer.artifacts.data_config import FileTokenizer
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.data.batching import IGNORED
-from edgeformer.models import load_recipe
 from edgeformer.models.adapter import count_parameters
 from edgeformer.models.blocks.language_loss import CHUNK_TOKENS, Taught, chunked_loss, full_loss
 from edgeformer.models.decoder import DecoderConfig
@@ -49,20 +48,6 @@ def decoder(**changes: Any) -> DecoderModel:
 def test_sizes_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         DecoderConfig(**{**SIZES, **changes})
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.iterations=1"], "training.exit_weight has no effect without early exits"),
-        (["training.checkpointing=cycles"], "checkpointing: cycles exists for model.kind: crt only"),
-        (["model.fold=average"], r"model\.fold needs training\.teacher"),
-        (["training.teacher=x", "training.distillation.states=1.0"], r"states: exists for pretrained encoders only"),
-    ],
-)
-def test_settings_without_effect_are_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        load_recipe("looped_mini", overrides)
 
 
 def test_every_iteration_is_an_exit_unless_the_recipe_names_them() -> None:

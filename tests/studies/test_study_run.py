@@ -110,7 +110,7 @@ def test_a_failed_export_leaves_the_scores_and_the_reason(place: Path, tmp_path:
     table = {"rows": "artifacts", "columns": ["accuracy"]}
     path = write(tmp_path, study("int8", {"first": {**run("First"), "export": ["int8"]}}, table=table))
     options = StudyOptions(tmp_path / "artifacts")
-    shutil.rmtree((options.artifacts / plan_study(path, options).outcomes[0].job.folder_name) / "model")
+    shutil.rmtree(options.artifacts / plan_study(path, options).outcomes[0].job.folder_name / "model")
     rows = {row.at: row for row in make(path, options)[1].rows}
     assert rows["fp32"].cells["accuracy"].mean is not None
     assert "export ended with exit code 2" in (rows["int8"].missing or "") and ".log" in (rows["int8"].missing or "")

@@ -29,12 +29,7 @@ OFTEN = ["training.checkpoint_minutes=1e-9"]
 
 
 def start(artifacts: Path, *, overrides: list[str], resume: bool = False, kill_at: int | None = None) -> BaseProcess:
-    """Begin to train the run "run" of the tiny recipe in a process of its own.
-
-    Args:
-        overrides: of the recipe, beside TINY.
-        kill_at: the process kills itself before the k-th of its changes on the disk, counted from 1.
-    """
+    """Begin to train "run" in a process of its own, which kills itself before change ``kill_at`` on the disk."""
     return begin(_train, artifacts, overrides, resume, kill_at)
 
 
@@ -80,14 +75,10 @@ def watch_changes(
 
     Args:
         under: only changes below this folder; libraries have caches elsewhere.
-        kill: the change's number, counted from 1, or its text: ``replace bundle``.
-        when: ``before`` or ``after`` that change.
+        kill: the change's number, counted from 1, or its text: ``replace bundle``; ``when``: before or after it.
         number: the signal that the process sends itself.
         functions: of ``os``, that make changes.
         log: is given each change's number, name and path.
-
-    Returns:
-        The changes so far; grows.
     """
     changes: list[str] = []
 

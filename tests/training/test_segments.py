@@ -36,7 +36,6 @@ from tests.training.test_training_memory import language_recipe
 
 LENGTHS = (9, 1, 4, 30)
 CPU = torch.device("cpu")
-Loss = Callable[[nn.Module, dict[str, Any]], Tensor]
 
 
 def encoder_loss(model: nn.Module, batch: dict[str, Any]) -> Tensor:
@@ -49,14 +48,10 @@ def language_loss(model: Any, batch: dict[str, Any]) -> Tensor:
     return full_loss(model, model(batch["input_ids"], batch.get("positions")), batch["targets"], 0.3)[0]
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Loss]] = {
+STACKED = ENCODER.model_copy(update={"dropout": 0.0, "iterations": 1, "residual_scale": 0.0})
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, dict[str, Any]], Tensor]]] = {
     "recurrent encoder": (lambda: EncoderClassifier(ENCODER.model_copy(update={"dropout": 0.0}), 3), encoder_loss),
-    "stacked encoder of tokens": (
-        lambda: EncoderClassifier(
-            ENCODER.model_copy(update={"dropout": 0.0, "iterations": 1, "residual_scale": 0.0}), 3, per_token=True
-        ),
-        encoder_loss,
-    ),
+    "stacked encoder of tokens": (lambda: EncoderClassifier(STACKED, 3, per_token=True), encoder_loss),
     "crt": (lambda: CRT(small_config(dropout=0.0)), language_loss),
     "decoder": (lambda: DecoderModel(DecoderConfig(**DECODER)), language_loss),
 }
@@ -93,35 +88,28 @@ def attention_by_row(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int
     return torch.cat([attend(q, k, v, is_causal=causal) for q, k, v in rows], 1).transpose(0, 1)
 
 
-def flash_attn(*, with_function: bool) -> ModuleType:
-    """The package flash-attn, or another one of the same name."""
+def flash_attn_varlen_func(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False
+):
+    assert dropout_p == 0 and cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k
+    return attention_by_row(q, k, v, cu_seqlens_q, max_seqlen_q, causal=causal)
 
-    def flash_attn_varlen_func(
-        q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
-        max_seqlen_k: int, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False,
-    ) -> Tensor:  # fmt: skip
-        assert dropout_p == 0 and cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k
-        return attention_by_row(q, k, v, cu_seqlens_q, max_seqlen_q, causal=causal)
 
-    module: Any = ModuleType("flash_attn")
-    if with_function:
-        module.flash_attn_varlen_func = flash_attn_varlen_func
-    return module
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
+    assert cu_seq_q is cu_seq_k and max_q == max_k and window_size in ((-1, -1), (-1, 0))
+    return attention_by_row(query, key, value, cu_seq_q, max_q, causal=window_size == (-1, 0))
+
+
+FLASH: Any = ModuleType("flash_attn")
+FLASH.flash_attn_varlen_func = flash_attn_varlen_func
+PACKAGES = {"flash-attn 2": FLASH, "another of this name": ModuleType("flash_attn"), "none": None}
 
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for both kernels, which a CPU does not have."""
-
-    def varlen_attn(
-        query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-        window_size: tuple[int, int] = (-1, -1),
-    ) -> Tensor:  # fmt: skip
-        assert cu_seq_q is cu_seq_k and max_q == max_k and window_size in ((-1, -1), (-1, 0))
-        return attention_by_row(query, key, value, cu_seq_q, max_q, causal=window_size == (-1, 0))
-
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
-    monkeypatch.setitem(sys.modules, "flash_attn", flash_attn(with_function=True))
+    monkeypatch.setitem(sys.modules, "flash_attn", FLASH)
 
 
 @pytest.mark.parametrize("kernel", [SDPA, VARLEN, FLASH_ATTN])
@@ -149,15 +137,14 @@ def test_loss_and_gradients_are_those_of_padded_batches(name: str, packed: bool,
         torch.testing.assert_close(gradient, expected[key], atol=1e-5, rtol=1e-5, msg=key)
 
 
-@pytest.mark.parametrize("package", ["flash-attn 2", "another of this name", "none"])
+@pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_kernel_by_card_format_and_package(
     package: str, capability: tuple[int, int], precision: str, dropout: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = None if package == "none" else flash_attn(with_function=package == "flash-attn 2")
-    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    monkeypatch.setitem(sys.modules, "flash_attn", PACKAGES[package])
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda *_: capability)
     monkeypatch.setattr("torch.backends.cuda.is_flash_attention_available", lambda: True)
     base = ["model.hidden_size=64", "model.heads=2", f"model.dropout={dropout}"]

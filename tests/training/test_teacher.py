@@ -125,6 +125,13 @@ def test_sentences_of_unlabelled_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("looped_mini", ["model.iterations=1"], "training.exit_weight has no effect without early exits"),
+        ("looped_mini", ["training.checkpointing=cycles"], "checkpointing: cycles exists for model.kind: crt only"),
+        ("looped_mini", ["model.fold=average"], r"model\.fold needs training\.teacher"),
+        ("looped_mini", ["training.teacher=x", "training.distillation.states=1.0"],
+         r"states: exists for pretrained encoders only"),
+        ("linear_sst2", ["model.ngrams=[3, 1]"], r"ngrams: from 3 to 1 is empty"),
+        ("linear_sst2", ["training.epochs=3"], r"training.epochs"),
         ("quickstart", ["data.unlabelled=[{kind: synthetic-reviews, rows: 9}]"],
          r"data\.unlabelled: has no effect without a teacher.*set training\.teacher"),
         ("quickstart", ["training.teacher=x", "data.unlabelled=[{kind: hub, name: a/b, text_pair: other}]"],
