@@ -138,9 +138,8 @@ def check_configuration_without_torch(case: Case) -> None:
         f"print(*[name for name in {HEAVY!r} if name in sys.modules])\n"
     )
     document = json.dumps(case.recipe.model_dump(mode="json"))
-    process = subprocess.run(
-        [sys.executable, "-c", program], input=document, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", program]
+    process = subprocess.run(command, input=document, capture_output=True, text=True, timeout=60)
     assert process.returncode == 0, process.stderr
     spec, model = case.model_spec, case.recipe.model
     properties = (spec.loops(model), *spec.trained_exits(model), spec.leaks(model), spec.card_line(model))

@@ -95,9 +95,7 @@ class Oracle:
     def _attention(self, x: Tensor) -> Tensor:
         batch, length, size = x.shape
         head = size // HEADS
-        q, k, v = (
-            (x @ self.w[f"{name}_proj.weight"].T).view(batch, length, HEADS, head).transpose(1, 2) for name in "qkv"
-        )
+        q, k, v = ((x @ self.w[f"{n}_proj.weight"].T).view(batch, length, HEADS, head).transpose(1, 2) for n in "qkv")
         scores = q @ k.transpose(-1, -2) * head**-0.5
         mixed = scores.masked_fill(torch.ones(length, length).triu(1).bool(), float("-inf")).softmax(-1) @ v
         return mixed.transpose(1, 2).reshape(batch, length, size) @ self.w["out_proj.weight"].T

@@ -85,10 +85,8 @@ def test_a_part_of_a_split_is_not_its_whole_file(tmp_path: Path) -> None:
     for file in (file for source in mapping.sources for file in source.files):
         (tmp_path / file["path"]).parent.mkdir(exist_ok=True)
         (tmp_path / file["path"]).touch()
-    part, names = (
-        {"kind": "hub", "split": "train[:1000]", "label_value": "positive"},
-        ("stanfordnlp/imdb", "fancyzhx/yelp_polarity"),
-    )
+    part = {"kind": "hub", "split": "train[:1000]", "label_value": "positive"}
+    names = ("stanfordnlp/imdb", "fancyzhx/yelp_polarity")
     parts = (json.dumps({"train": [{**part, "name": name}]}) for name in names)
     imdb, yelp = (load_recipe("quickstart", [f"data.parts={each}"]) for each in parts)
     with pytest.raises(EdgeformerError, match=r"train\[:1000\] from the hub, a part of a split"):

@@ -171,9 +171,7 @@ def test_bundles_predict_at_the_thresholds_of_the_run(trained: Path, tmp_path: P
     assert result.code == 0, result.err
     assert parquet.read_table(tmp_path / "out.parquet").column("labels").to_pylist() == [[], both.as_dict()["labels"]]
     path = tmp_path / "labelled.jsonl"
-    path.write_text(
-        '{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n', encoding="utf-8"
-    )
+    path.write_text('{"text": "soup 1", "topics": ["food"]}\n{"text": "cheap waiter", "topics": []}\n')
     rows = evaluate(locate(str(trained), trained.parent), EvaluateOptions(artifact="all", data=path)).rows
     assert {row.n for row in rows} == {2} and len({row.f1 for row in rows}) == 1
     assert rows[0].accuracy == 0.5 and rows[0].recall == 1.0 and rows[0].macro_f1 is not None

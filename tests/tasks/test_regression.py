@@ -192,9 +192,8 @@ def test_a_trained_model_is_scored_as_a_ranking_and_ranks_documents(trained: Pat
     assert row["ndcg"] == pytest.approx(run.manifest.test.ndcg, abs=1e-6) and row["mrr"] > 0.5  # type: ignore[union-attr]
     table = command("evaluate", str(trained), "--artifact", "torch", cwd=trained)
     assert "nDCG@10" in table.out and "accuracy" not in table.out
-    (tmp_path / "documents.csv").write_text(
-        "id,text\n7,waiter loud cheap 3\n8,pizza soup cheap 3\n9,pizza loud waiter 3\n", encoding="utf-8"
-    )
+    documents = "id,text\n7,waiter loud cheap 3\n8,pizza soup cheap 3\n9,pizza loud waiter 3\n"
+    (tmp_path / "documents.csv").write_text(documents, encoding="utf-8")
     options = ("--file", "documents.csv", "--top", "2")
     ranked = run_json("predict", str(trained), "--query", "pizza soup 3", *options, cwd=tmp_path)
     documents = ranked["rankings"][0]["documents"]

@@ -15,13 +15,9 @@ FLIPS = 300
 
 def test_random_flips(tmp_path: Path) -> None:
     choose, counted = random.Random(0), Counter[str]()
-    bundles = {
-        classifier(tmp_path): ("onnx-fp32", "predict"),
-        language_model(tmp_path): ("onnx-fp32-decode", "generate"),
-    }
-    files = [
-        (b, path) for b in bundles for path in sorted(b.rglob("*")) if path.is_file() and path.name != "bundle.json"
-    ]
+    bundles = {classifier(tmp_path): ("onnx-fp32", "predict")}
+    bundles[language_model(tmp_path)] = ("onnx-fp32-decode", "generate")
+    files = [(b, f) for b in bundles for f in sorted(b.rglob("*")) if f.is_file() and f.name != "bundle.json"]
     with installed("reference_runtime"):
         for number in range(FLIPS):
             bundle, path = files[number % len(files)]

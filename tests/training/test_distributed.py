@@ -205,9 +205,7 @@ def test_torchrun(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *address]
     command = ["-m", "edgeformer", "train", name, "--name", "run", "--max-steps", "3", *flags, "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", **LOOPBACK}
-    done = subprocess.run(
-        [*launcher, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*launcher, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 3  # one JSON document: only the main process reports
     assert read_run(tmp_path / "artifacts" / "run").processes == 2

@@ -103,9 +103,7 @@ def test_timed_steps(tiny_recipe: ClassificationRecipe, tmp_path: Path, monkeypa
 class TestGpu:
     def test_rates_and_launches(self, tmp_path: Path) -> None:
         def time_on(recipe: Recipe, **facts: Any) -> PlannedTime:
-            values = {
-                name: value and getattr(RTX, name).model_copy(update={"value": value}) for name, value in facts.items()
-            }
+            values = {key: fact and getattr(RTX, key).model_copy(update={"value": fact}) for key, fact in facts.items()}
             data, device = PlannedData(recipe, rows=400, tokens=TOKENS), RTX.model_copy(update=values)
             return planned_time(data, count_step(recipe, "cuda"), device, "fp32", tmp_path, fits=True)
 

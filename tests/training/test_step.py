@@ -201,10 +201,8 @@ class TestCompile:
     @pytest.mark.parametrize("score_padding", [False, True])
     def test_batches_are_padded_to_few_lengths(self, tmp_path: Path, score_padding: bool) -> None:
         base = [*SMALL_LANGUAGE, "data.mode=paragraphs", f"training.score_padding={str(score_padding).lower()}"]
-        plain, padded = (
-            Objective(load_recipe("crt_mini", [*base, *changes]), tmp_path, SILENT)
-            for changes in ([], ["training.compile={shapes: 3}"])
-        )
+        plain = Objective(load_recipe("crt_mini", base), tmp_path, SILENT)
+        padded = Objective(load_recipe("crt_mini", [*base, "training.compile={shapes: 3}"]), tmp_path, SILENT)
         batches = [[objective.batch(rows, CPU) for rows in plain.steps(0)] for objective in (plain, padded)]
         lengths = {batch["input_ids"].shape[1] for batch, _ in batches[1]}
         assert lengths <= ({32} if score_padding else {11, 22, 32}), "thirds of the longest row"
