@@ -52,8 +52,7 @@ def test_plan_has_every_row_once_and_repeats(count, size, seed, bucketed, stream
 
 def test_plans_do_not_change_between_versions():
     """A resumed run continues with the batches of the version that started it."""
-    options = {"seed": 5, "epoch": 1}
-    rows = Rows(7, (3, 1, 2))
+    options, rows = {"seed": 5, "epoch": 1}, Rows(7, (3, 1, 2))
     assert as_lists(plan(rows, 2, **options)) == [[2, 5], [3], [4, 1], [0, 6]]
     assert as_lists(plan(rows, 2, **options, bucketed=False)) == [[4, 2], [0, 6], [5, 3], [1]]
     assert as_lists(plan(rows, 2, **options, streamed=True)) == [[6, 3], [1, 4], [0], [5, 2]]

@@ -18,10 +18,10 @@ from edgeformer.models import recipe_type
 from edgeformer.tasks import get_task
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.data.conftest import file_sources, read_file, read_set, write
+from tests.data.test_prepare import TRAINING
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]
-TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
 
 
 def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> LanguageRecipe:

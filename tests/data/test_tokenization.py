@@ -241,8 +241,7 @@ def test_truncated_text_keeps_its_last_special_token(tokenizer):
 
 def test_chunks_do_not_change_the_encoding(tokenizer, monkeypatch):
     monkeypatch.setattr(encoding, "_CHUNK", 7)
-    advances = []
-    texts = [*REVIEWS[:40], "", " "]
+    advances, texts = [], [*REVIEWS[:40], "", " "]
     encoded, _ = encode_texts(tokenizer, texts, 128, advances.append)
     assert sum(advances) == len(encoded) == 42
     assert [encoded.row(i).tolist() for i in range(42)] == [tokenizer.encode(text).ids for text in texts]

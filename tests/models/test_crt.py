@@ -81,8 +81,7 @@ def test_recomputation_keeps_loss_and_gradients(checkpointing: Checkpointing, pa
 
 
 def test_packed_documents_equal_single_ones() -> None:
-    model = make_crt().double()
-    lengths = (1, 13, 2, 20)
+    model, lengths = make_crt().double(), (1, 13, 2, 20)
     documents = [random_ids(1, length, seed=length) for length in lengths]
     packed = model(torch.cat(documents, 1), torch.cat([torch.arange(length) for length in lengths])[None])
     start = 0

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -16,7 +15,7 @@ from torch import Tensor
 from edgeformer.artifacts.errors import InputError
 from edgeformer.export.graphs import write_graph
 from edgeformer.models.blocks.layers import fp16_copy
-from edgeformer.models.blocks.tracing import GraphSpec, read_sizes_from_inputs
+from edgeformer.models.blocks.tracing import GraphSpec
 from edgeformer.models.crt.adapter import ADAPTER, piece_specs
 from edgeformer.models.crt.model import CRT, CachedLoops
 from edgeformer.runtimes.decoder import Decoder, StepEngine, StepSession, decode_windows
@@ -177,8 +176,7 @@ def test_every_distinct_head_is_a_part() -> None:
 
 def test_fp16_parts_keep_states_in_fp16_and_logits_in_float32() -> None:
     model, texts = make_crt(), torch.randint(0, 60, (1, 30))
-    expected = full_logits(model, texts)
-    model = fp16_copy(model)
+    expected, model = full_logits(model, texts), fp16_copy(model)
     for part, spec in piece_specs(model).items():
         input_types = {tensor.dtype for tensor in spec.inputs.values() if tensor.is_floating_point()}
         assert input_types <= {torch.float16}, part
@@ -206,20 +204,3 @@ def test_loops_of_the_decode_graph_share_one_mask(tmp_path: Path) -> None:
     texts = torch.randint(0, 60, (2, 9))
     with OnnxSession(tmp_path / "decode.onnx", threads=1) as session:
         assert close(decode_windows(session, texts.numpy(), 6), full_logits(model, texts)[3][:, 5:])
-
-
-def test_only_sizes_between_pieces_are_read_from_inputs() -> None:
-    """Inside a piece a size's name may have another meaning: heads of decode graphs are traced with several tokens."""
-    model = onnx_ir.from_onnx_text(
-        """<ir_version: 10, opset_import: ["": 20]> g (float[batch, sequence] x) => (int64[1] inner, int64[1] outer) {
-            y = Neg(x)
-            inner = Shape<start = 1, end = 2>(y)
-            outer = Shape<start = 1, end = 2>(x)
-        }"""
-    )
-    for value in (model.graph.inputs[0], model.graph.node(0).outputs[0]):
-        value.shape = onnx_ir.Shape(["batch", "sequence"])
-    ids = onnx_ir.Value(name="ids", shape=onnx_ir.Shape(["batch", "sequence"]), type=model.graph.inputs[0].type)
-    model.graph.inputs.insert(0, ids)
-    read_sizes_from_inputs(model, {"x"})
-    assert [node.inputs[0].name for node in model.graph if node.op_type == "Shape"] == ["y", "ids"]

@@ -134,8 +134,7 @@ def test_chunks_and_recomputation_change_neither_loss_nor_gradients() -> None:
     torch.manual_seed(0)
     config = DecoderConfig(**{**TEACHER_SIZES, "vocab_size": 90, "max_positions": 400, "iterations": 2, "exits": [1]})
     model, other = DecoderModel(config).double(), DecoderModel(config).double()
-    ids = torch.randint(0, 90, (2, 400))
-    targets = torch.randint(0, 90, (2, 400))
+    ids, targets = torch.randint(0, 90, (2, 2, 400))
     targets[0, :50] = IGNORED
     assert ids.numel() > CHUNK_TOKENS
     with torch.no_grad():

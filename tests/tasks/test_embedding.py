@@ -61,8 +61,7 @@ def test_pairs_are_joined_across_batches(tmp_path: Path) -> None:
     rows = TASK.read_set(pairs_data(tmp_path, test=PAIRS), READER, "test", Origin())
     assert rows.labels.tolist() == [4_250_000] * 2 + [1_000_000] * 2 + [2_500_000] * 2
     vectors = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    meter = TASK.meter()
-    batches = TASK.call_batches(rows, 2, 8)
+    meter, batches = TASK.meter(), TASK.call_batches(rows, 2, 8)
     assert [len(numbers) for numbers in batches] == [2, 2, 2] and batches[0].tolist() != [0, 1]
     for numbers in batches:
         batch = TASK.batch(rows, numbers, 0)

@@ -93,8 +93,7 @@ def test_more_rows_allow_more_exits() -> None:
 
 def test_a_confident_wrong_exit_is_skipped() -> None:
     """One threshold for all exits would fail at the first exit; a sequence starts at the second."""
-    rows = 2000
-    generator = np.random.default_rng(3)
+    rows, generator = 2000, np.random.default_rng(3)
     full = generator.random(rows) < 0.9
     confidence = np.stack([np.full(rows, 0.999), generator.uniform(0.7, 1, rows), np.ones(rows)]).astype(np.float32)
     right = np.stack([generator.random(rows) < 0.5, full, full])

@@ -118,8 +118,7 @@ def test_loss_and_gradients_are_those_of_padded_batches(name: str, packed: bool,
     make, compute = MODELS[name]
     torch.manual_seed(0)
     model, language = make().train(), compute is language_loss
-    batch = padded_batch(language=language, packed=packed)
-    results = []
+    batch, results = padded_batch(language=language, packed=packed), []
     for inputs in (
         {key: torch.from_numpy(array) for key, array in batch.items()},
         unpadded_batch(batch, kernel, language=language),

@@ -65,8 +65,7 @@ def test_student_learns_from_texts_without_labels(
     name: str, settings: list[str], teacher: Path, further: Path, tmp_path: Path
 ) -> None:
     """Both families keep the teacher's logits in a file, and the second student computes none."""
-    recipe = taught(name, settings, teacher, further)
-    messages = Messages()
+    recipe, messages = taught(name, settings, teacher, further), Messages()
     manifest = read_run(train(recipe, TrainOptions(tmp_path, name="student"), messages))
     assert manifest.status == "finished" and 1000 < manifest.data.rows["train"] <= 240 + 1500
     assert sum(manifest.data.label_rows["train"].values()) == 240
