@@ -28,9 +28,8 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> Path:
     """Write the texts and labels of rows; skips the test without the library."""
     import pytest
 
-    datasets = pytest.importorskip("datasets")
     texts, labels = zip(*((row.text, row.label) for row in rows), strict=True)
-    datasets.Dataset.from_dict({"text": texts, "label": labels}).to_parquet(path)
+    pytest.importorskip("datasets").Dataset.from_dict({"text": texts, "label": labels}).to_parquet(path)
     return path
 
 

@@ -156,8 +156,7 @@ def test_packed_rows_predict_every_token_once(texts, length):
     stream = [BOUNDARY, *(token for text in texts for token in (*text, BOUNDARY))]
     assert [token for row in spans(rows) for token in row[1:]] == stream[1:]
     assert [token for row in spans(rows) for token in row[:-1]] == stream[:-1]
-    assert all(size == length for size in rows.lengths[:-1])
-    assert 1 <= rows.lengths[-1] <= length
+    assert all(size == length for size in rows.lengths[:-1]) and 1 <= rows.lengths[-1] <= length
     assert (rows.tokens, rows.truncated, rows.words) == (len(stream) - 1, 0, 7)
     for row, starts in zip(spans(rows), spans(rows, "starts"), strict=True):
         documents = np.cumsum([0, *(token == BOUNDARY for token in row[1:])]).tolist()

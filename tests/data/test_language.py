@@ -18,10 +18,10 @@ from edgeformer.models import recipe_type
 from edgeformer.tasks import get_task
 from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.data.conftest import file_sources, read_file, read_set, write
-from tests.data.test_prepare import TRAINING
 
 TEXTS = [row.text for row in synthetic_reviews(400, seed=5)]
 LONG = [text for text in TEXTS if len(text) > 50]
+TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule": {"kind": "constant"}}
 
 
 def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> LanguageRecipe:
@@ -65,8 +65,7 @@ def test_recipe_becomes_rows_and_a_summary(tmp_path):
     assert 0 < len(long["train"]) < 300
     sets = {"train": data.train, "validation": data.validation, **data.tests}
     for name, rows in sets.items():
-        assert texts_of(rows, data.tokenizer) == long[name]
-        assert rows.words == words_of(long[name])
+        assert texts_of(rows, data.tokenizer) == long[name] and rows.words == words_of(long[name])
         tokens = [len(data.tokenizer.encode(text).ids) + 1 for text in long[name]]
         assert rows.tokens == rows.lengths.sum() == sum(tokens)
     summary = data.summary

@@ -55,8 +55,7 @@ def append(path, label=1, text="one more"):
 
 def assert_same(one, other):
     """Compare the rows, the tokenizers and the summaries of two prepared data sets."""
-    assert one.summary == other.summary
-    assert one.tokenizer.to_str() == other.tokenizer.to_str()
+    assert one.summary == other.summary and one.tokenizer.to_str() == other.tokenizer.to_str()
     assert len(one.train) == len(other.train)
     permutation = np.random.default_rng(0).permutation(len(one.train))
     for numbers in (permutation, permutation[:5]):
@@ -93,9 +92,8 @@ def test_classifier_rows_equal_the_set_in_memory(parts, tmp_path, monkeypatch, k
         (tmp_path / "more.tsv").write_text("label\ttext\n1\tand more of it\n\twithout a label\n0\tthe last one\n")
         table = file_sources(tmp_path / "more.tsv", skip_unlabelled=True)
         parts["train"] = [*parts["train"], *table, {"kind": "synthetic-reviews", "rows": 30, "seed": 9}]
-    in_memory = prepare(class_config(parts, stream=False), tokenizer, 400, tmp_path / "in-memory")
     streamed = prepare(class_config(parts), tokenizer, 400, tmp_path / "streamed")
-    assert_same(in_memory, streamed)
+    assert_same(prepare(class_config(parts, stream=False), tokenizer, 400, tmp_path / "in-memory"), streamed)
     assert streamed.summary.truncated_rows["train"] > 0
     assert sum(streamed.summary.label_rows["train"].values()) == (632 if kind == "several" else 600)
 
@@ -147,10 +145,9 @@ def test_pool_that_is_too_small_for_its_sets_is_refused(tmp_path, rows, message)
 
 
 def test_folder_without_the_sets_that_streaming_needs_is_refused(parts, tmp_path):
-    config = class_config({"train": parts["train"]}, split="stratified")
     (tmp_path / "validation.jsonl").unlink()
     with pytest.raises(DataError, match=r"stream: true is not possible with split: given.*use split: stratified, or"):
-        local_parts(config, tmp_path)
+        local_parts(class_config({"train": parts["train"]}, split="stratified"), tmp_path)
 
 
 @pytest.fixture

@@ -230,8 +230,7 @@ def test_truncated_text_keeps_its_last_special_token(tokenizer):
     original = fingerprint(tokenizer)
     texts = LabelledTexts(REVIEWS[:4], np.arange(4, dtype=np.int64))
     uncut, cut = encode(texts, tokenizer, 128), encode(texts, tokenizer, 6)
-    assert (uncut.truncated, cut.truncated) == (0, 4)
-    assert cut.lengths.tolist() == [6, 6, 6, 6]
+    assert (uncut.truncated, cut.truncated) == (0, 4) and cut.lengths.tolist() == [6, 6, 6, 6]
     for index in range(4):
         assert cut.row(index).tolist() == [*uncut.row(index)[:5].tolist(), 3]
     assert (cut.ids.dtype, cut.offsets.dtype, cut.labels.tolist()) == (np.int32, np.int64, [0, 1, 2, 3])

@@ -107,8 +107,7 @@ def test_rotation_turns_interleaved_pairs() -> None:
         pair = torch.stack((x[..., 2 * i], x[..., 2 * i + 1]), -1)
         for m in range(5):
             c, s = cos[m, 0, i], sin[m, 0, i]
-            matrix = torch.stack((torch.stack((c, -s)), torch.stack((s, c))))
-            expected = pair[:, m] @ matrix.T
+            expected = pair[:, m] @ torch.stack((torch.stack((c, -s)), torch.stack((s, c)))).T
             assert torch.allclose(rotated[:, m, :, i], expected[..., 0])
             assert torch.allclose(rotated[:, m, :, 4 + i], expected[..., 1])
 

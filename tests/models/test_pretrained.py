@@ -269,8 +269,7 @@ def test_layers_decay_and_the_encoder_has_its_own_rate(bert: tuple[Any, Path], e
     training = recipe_of(bert[1]).training.model_copy(update={"layer_decay": 0.5, "encoder_rate": encoder_rate})
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     settings = {names[id(setting.parameter)]: setting for setting in ADAPTER.learning(model, training)}
-    assert set(settings) == set(names.values())
-    assert settings["head.out.weight"].rate == 1
+    assert set(settings) == set(names.values()) and settings["head.out.weight"].rate == 1
     assert settings["embeddings.words.weight"].rate == encoder_rate * 0.5**5
     # Order 1 2 1 2: layer 2 is applied last as the fourth, layer 1 as the third.
     assert settings["layers.1.attention.self.query.weight"].rate == encoder_rate * 0.5

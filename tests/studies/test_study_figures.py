@@ -24,9 +24,7 @@ def table_of(*rows: StudyRow) -> StudyTable:
     return StudyTable(study="made", title="T", element="E", protocol="-", columns=("loss",), rows=rows, minutes=1.0)
 
 
-def drawn(
-    monkeypatch: pytest.MonkeyPatch, table: StudyTable, figure: FigureSpec, curves: Any = None
-) -> tuple[str, Any]:
+def draw(monkeypatch: pytest.MonkeyPatch, table: StudyTable, figure: FigureSpec, curves: Any = None) -> tuple[str, Any]:
     """Return title and axes of a study's one picture, which is drawn and not written."""
     from matplotlib.figure import Figure
 
@@ -48,7 +46,7 @@ def test_a_picture_says_how_many_seeds_and_what_its_whiskers_are(monkeypatch: py
     ranged, share = Cell(mean=2.7, n=3, low=2.6, high=2.9), Cell(mean=0.9, n=1)
 
     def texts(name: str, *rows: StudyRow) -> tuple[str, str]:
-        title, (axis,) = drawn(monkeypatch, table_of(*rows), FigureSpec(kind="dots", title="T", y=(name,)))
+        title, (axis,) = draw(monkeypatch, table_of(*rows), FigureSpec(kind="dots", title="T", y=(name,)))
         return title, axis.get_xlabel()
 
     deviation = "loss, nats per token\nwhiskers: ± standard deviation over the seeds\n(axis does not start at 0)"
@@ -64,7 +62,7 @@ def test_each_group_has_a_panel_and_a_point_alone_is_no_curve(monkeypatch: pytes
     rows = [row(run, loss=Cell(mean=1.0)).model_copy(update={"group": f"of {run}"}) for run in ("a", "b", "c")]
     curve = [{"epoch": float(number), "val_loss": 3.0 / number} for number in (1, 2)]
     figure = FigureSpec(kind="curves", title="T", y=("val_loss",), panels="group", unit="nats per text")
-    _, axes = drawn(monkeypatch, table_of(*rows), figure, {"a": [curve], "b": [curve[:1]], "c": [curve]})
+    _, axes = draw(monkeypatch, table_of(*rows), figure, {"a": [curve], "b": [curve[:1]], "c": [curve]})
     assert [axis.get_title() for axis in axes] == ["of a", "of c"]
     assert axes[0].get_ylabel().startswith("validation loss, nats per text")
 
@@ -72,11 +70,11 @@ def test_each_group_has_a_panel_and_a_point_alone_is_no_curve(monkeypatch: pytes
 def test_a_run_that_leaks_is_marked_in_dots_and_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(mean=1.0, sd=0.2, n=3)
     table = table_of(row("causal", loss=cell), row("published", leaks=True, loss=cell))
-    _, (axis,) = drawn(monkeypatch, table, FigureSpec(kind="dots", title="Loss", y=("loss",)))
+    _, (axis,) = draw(monkeypatch, table, FigureSpec(kind="dots", title="Loss", y=("loss",)))
     assert [text.get_text() for text in axis.get_yticklabels()] == ["Causal", "Published (leaks: void)"]
     curve = [{"epoch": float(number), "val_loss": 3.0 / number} for number in (1, 2)]
     curves = {"causal": [curve, curve], "published": [curve, curve]}
-    title, (axis,) = drawn(monkeypatch, table, FigureSpec(kind="curves", title="Validation", y=("val_loss",)), curves)
+    title, (axis,) = draw(monkeypatch, table, FigureSpec(kind="curves", title="Validation", y=("val_loss",)), curves)
     assert title == "Validation (a line for each of 2 seeds)" and len(axis.lines) == 4
     (legend,) = axis.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["Causal", "Published (leaks: void)"]

@@ -33,9 +33,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     figures = [dots, bubbles, {**curves, "y": ["val_loss"]}]
     choices = [{"title": "Best", "smallest": "accuracy", "paper": "none"}]
     table = {"published": [PUBLISHED], "choices": choices, "paired": {"second": "first"}}
-    path = write(folder, study("tiny", RUNS, table=table, figures=figures))
     options = StudyOptions(folder / "artifacts", jobs=2)
-    run_study(plan_study(path, options), options)
+    run_study(plan_study(write(folder, study("tiny", RUNS, table=table, figures=figures)), options), options)
     return folder
 
 

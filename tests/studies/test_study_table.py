@@ -67,9 +67,8 @@ def test_precisions_and_the_pick_across_runs(tmp_path: Path) -> None:
     assert "0.9090 ± 0.0141" in page and "+0.1090" in page and "it loses too much" in page and "T\\|itle" in page
     assert "| model" in page and "(paper: " in page and "- **±**: standard deviation" in page and "**min**" not in page
     assert study_body(complete, "", {})[0].count("\n|") == len(lines) + 1
-    kinds: tuple[Any, ...] = ("bubbles", "dots", "lines")
     look: dict[str, Any] = {"x": "size_bytes", "y": ("accuracy",), "size": "megabytes"}
-    figures = [FigureSpec(kind=kind, title=kind, **look) for kind in kinds]
+    figures = [FigureSpec(kind=kind, title=kind, **look) for kind in ("bubbles", "dots", "lines")]
     assert draw_study(tmp_path, complete, figures, {}) == ["figure1.png", "figure2.png", "figure3.png"]
 
 
@@ -162,8 +161,7 @@ def test_a_finding_says_what_the_rows_say() -> None:
     assert finding(TEXT, *losses(1.0, None, 1)).startswith("No difference")
     assert finding(TEXT, *losses(None, None, 0)) == "Nothing is said yet: wide, test has no loss."
     # 2.5 standard errors, and only four degrees of freedom: chance gives that once in 15 times.
-    assert finding(TEXT, *losses(1.8, 0.1)).startswith("No difference")
-    assert finding("") == ""
+    assert finding(TEXT, *losses(1.8, 0.1)).startswith("No difference") and finding("") == ""
     ranked = "{{ ranked('wide', 'small', 'test', 'loss') | join(', ') }}"
     assert finding(ranked, *losses(3.0, None)) == "small (2.0000 ± 0.1000), wide (3.0000)"
 

@@ -77,8 +77,7 @@ def test_documents_of_a_query_are_in_one_set(tmp_path: Path, protocol: str) -> N
 def test_rows_of_a_sample_do_not_follow_the_order_of_the_file(tmp_path: Path) -> None:
     """As labels, different numbers would each be a group of one, of which the first groups would be taken."""
     lines = "".join(f"text {n},{n}\n" for n in range(100))
-    data = data_of(tmp_path, f"text,score\n{lines}", source={"rows": 20})
-    numbers = load_parts(data)["train"].labels // 10**6
+    numbers = load_parts(data_of(tmp_path, f"text,score\n{lines}", source={"rows": 20}))["train"].labels // 10**6
     assert len(numbers) == 20 and numbers.max() > 80
 
 

@@ -112,7 +112,6 @@ def test_share_interval_equals_scipy(hits: int, rows: int) -> None:
 def test_bootstrap_interval_of_a_mean_is_that_of_its_standard_error() -> None:
     values = np.random.default_rng(7).normal(5.0, 2.0, 400)
     half = 1.96 * values.std() / np.sqrt(len(values))
-    expected = values.mean() - half, values.mean() + half
     interval = risk_control.bootstrap_interval(lambda rows: values[rows].mean(), len(values))
-    assert interval == pytest.approx(expected, abs=0.05)
+    assert interval == pytest.approx((values.mean() - half, values.mean() + half), abs=0.05)
     assert risk_control.bootstrap_interval(lambda rows: 1.0, len(values)) == (1.0, 1.0)

@@ -29,10 +29,8 @@ def export_in_child(
     """Run ``edgeformer export`` in a process of its own; its exit status, negative for the signal that ended it.
 
     Args:
-        kill: ``(5, "before")``: before the fifth change to names on the disk; ``("replace bundle", "after")``: right
-            after that one.
+        kill: the change to names on the disk at which it sends itself ``signalled``, as ``(5, "before")``.
         log: gets the name and the path of every change, and what the process prints.
-        signalled: send itself this signal at that change, not SIGKILL.
     """
     arguments = (run, options, kill, log or run.with_suffix(".log"), signalled or signal.SIGKILL, dict(os.environ))
     process = _CONTEXT.Process(target=_export, args=arguments)

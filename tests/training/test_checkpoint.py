@@ -33,9 +33,8 @@ class Trainer:
     def __init__(self, run: Path, seed: int = 0, model: nn.Module | None = None) -> None:
         torch.manual_seed(seed)
         model = nn.Linear(3, 2) if model is None else model
-        optimizer = build_optimizer(model, OptimizerConfig(lr=1.0))
         self.processes = Processes(Accelerator(cpu=True), "fp32")
-        self.model, self.optimizer = self.processes.prepare(model, optimizer)
+        self.model, self.optimizer = self.processes.prepare(model, build_optimizer(model, OptimizerConfig(lr=1.0)))
         self.schedule: Any = build_schedule(self.optimizer, CosineSchedule(kind="cosine", warmup=0.0, final=0.0), 10)
         self.checkpoints = Checkpoints(run)
 

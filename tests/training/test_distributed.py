@@ -34,7 +34,7 @@ CLASSIFIER: Task = (
 """9 steps of 38 rows an epoch, of which the last has 16: parts and numbers of micro-batches are uneven."""
 LANGUAGE_MODEL: Task = (
     "crt_mini",
-    [*SMALL_LANGUAGE, "model.dropout=0", "training.accumulation=2", "training.checkpointing=loop", "training.epochs=2"],
+    [*SMALL_LANGUAGE, "model.dropout=0", "training.accumulation=2", "training.checkpointing=loop"],
 )
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
 """The name of a test host may have no address."""

@@ -47,11 +47,10 @@ def frozen_recipe(source: Path, *changes: str, **model: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["two classes", "three classes", "several labels"])
 def test_fit_equals_scikit_learn(kind: str) -> None:
-    linear_model = pytest.importorskip("sklearn.linear_model")
     generator = np.random.default_rng(1)
     features = generator.normal(size=(300, 8)).astype(np.float32)
     scores = features @ generator.normal(size=(8, 3)) + generator.normal(size=(300, 3))
-    model = linear_model.LogisticRegression(C=3.0, tol=1e-8, max_iter=1000)
+    model = pytest.importorskip("sklearn.linear_model").LogisticRegression(C=3.0, tol=1e-8, max_iter=1000)
     classes = 2 if kind == "two classes" else 3
     if kind == "several labels":
         labels = (scores > 0).astype(np.int64)

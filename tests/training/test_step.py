@@ -177,11 +177,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 class TestCompile:
     def test_unavailable_options_are_reported_and_change_no_loss(self, tmp_path: Path, graphs: list[int]) -> None:
-        base = [*TINY, "training.log_every=1", "model.dropout=0.0"]
         options = ["training.tf32=true", "training.pinned_memory=true", "training.compile={shapes: 2}"]
         messages, curves = Messages(), []
         for name, changes in (("plain", []), ("fast", options)):
-            recipe = load_recipe("quickstart", [*base, *changes])
+            recipe = load_recipe("quickstart", [*TINY, "training.log_every=1", "model.dropout=0.0", *changes])
             run = train(recipe, TrainOptions(tmp_path, name=name, max_steps=6, accelerator="cpu"), messages)
             curves.append(losses(run))
         noted = [line.partition(":")[0] for line in messages.containing("no effect")]
