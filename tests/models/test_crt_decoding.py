@@ -24,7 +24,6 @@ from edgeformer.runtimes.torch.session import TorchEngine
 from tests.models.crt_oracle import make_crt
 
 Array = NDArray[Any]
-
 TOKENS = 256
 VARIANTS: list[dict[str, Any]] = [
     {}, {"heads": "separate", "norm": "rms"}, {"heads": "tied", "trm": "conv"}, {"trm": "linear", "norm": "none"},

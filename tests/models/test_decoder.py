@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from edgeformer.artifacts.data_config import FileTokenizer
-from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import RecipeError
 from edgeformer.data.batching import IGNORED
 from edgeformer.models.adapter import count_parameters
@@ -19,7 +18,6 @@ from edgeformer.models.decoder.adapter import ADAPTER
 from edgeformer.models.decoder.model import CachedDecoder, DecoderModel
 from edgeformer.models.weights import load_model
 from edgeformer.run import Run
-from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.export.language_run import language_recipe, write_language_run
 
@@ -163,11 +161,3 @@ def test_chunks_and_recomputation_change_neither_loss_nor_gradients() -> None:
 def test_unsuitable_teachers_are_refused(teacher: Path, tmp_path: Path, model: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         train(student(teacher, **model), TrainOptions(tmp_path))
-
-
-@pytest.mark.slow
-def test_a_plan_counts_the_teacher(teacher: Path, tmp_path: Path) -> None:
-    recipe = student(teacher)
-    alone = recipe.model_copy(update={"training": recipe.training.model_copy(update={"teacher": None})})
-    with_teacher, without = (plan(each, load_profile("host"), tmp_path).breakdown.weights for each in (recipe, alone))
-    assert with_teacher > 1.5 * without

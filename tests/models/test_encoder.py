@@ -31,7 +31,6 @@ SMALL = EncoderConfig(
     dropout=0.1, max_positions=32,
 )  # fmt: skip
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
-
 ROTATE = Rotation(has_neighbours=True)
 
 

@@ -1,7 +1,6 @@
 """Linear models: the fit is scikit-learn's optimum, look-ups are exact, and a run goes through every command."""
 
 import itertools
-import json
 import time
 from collections import Counter
 from pathlib import Path
@@ -21,6 +20,7 @@ from edgeformer.artifacts.errors import InputError, InterruptedRun
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.data.batching import collate
+from edgeformer.data.rows import Row
 from edgeformer.data.tokenization import train_tokenizer
 from edgeformer.export.export import export
 from edgeformer.export.variants import ExportOptions
@@ -36,6 +36,7 @@ from edgeformer.run import locate, read_run
 from edgeformer.training.loop.objective import Objective
 from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
+from tests.data.conftest import write_jsonl
 from tests.training.runs import Messages, StopAfter, records
 
 EXACT = 2**24
@@ -228,9 +229,8 @@ def test_a_fit_on_a_card_is_refused() -> None:
 
 def test_several_labels(tmp_path: Path) -> None:
     """Binary cross-entropy of every label, whose optimum has the labels' rates where texts say nothing."""
-    lines = [{"text": f"word{n % 3} filler", "label": ["a", "b", "a+b"][n % 3]} for n in range(120)]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    rows = [Row(f"word{n % 3} filler", ["a", "b", "a+b"][n % 3], "") for n in range(120)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
     data = {"parts": {"train": [{"kind": "file", "path": str(path)}]}, "split": "random-split", "labels": ["a", "b"],
             "label_separator": "+"}  # fmt: skip
     recipe = load_recipe("linear_sst2", ["task=multi-label-classification", f"data={data}"])

@@ -93,8 +93,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize(
-    "check",
-    [pytest.param(check, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, check in CHECKS.items()],
+    "check", [pytest.param(check, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, check in CHECKS.items()]
 )
 def test_model(check: Callable[..., None], case: Case, tmp_path: Path) -> None:
     check(case, *([tmp_path] if len(inspect.signature(check).parameters) > 1 else []))

@@ -35,9 +35,6 @@ def tiny_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-READER = TextReader(tiny_tokenizer(), 0, 8)
-
-
 def pairs_data(folder: Path, **files: str) -> PairsConfig:
     """Data section with one file per part."""
     parts = {}
@@ -58,7 +55,7 @@ def test_rank_correlation_equals_scipy() -> None:
 
 
 def test_pairs_are_joined_across_batches(tmp_path: Path) -> None:
-    rows = TASK.read_set(pairs_data(tmp_path, test=PAIRS), READER, "test", Origin())
+    rows = TASK.read_set(pairs_data(tmp_path, test=PAIRS), TextReader(tiny_tokenizer(), 0, 8), "test", Origin())
     assert rows.labels.tolist() == [4_250_000] * 2 + [1_000_000] * 2 + [2_500_000] * 2
     vectors = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
     meter, batches = TASK.meter(), TASK.call_batches(rows, 2, 8)

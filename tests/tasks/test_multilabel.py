@@ -18,14 +18,12 @@ from edgeformer.data.sources import load_part, load_parts
 from edgeformer.data.splits import split
 from edgeformer.inference.evaluate import EvaluateOptions, evaluate
 from edgeformer.run import Run, locate
-from edgeformer.tasks import get_task
 from edgeformer.tasks.multilabel import MultiLabelData, best_thresholds, probabilities, score
 from tests.cli.run_cli import edgeformer as command
 from tests.tasks.tiny import train_tiny
 
 LABELS = ("food", "service", "price")
 GIVEN = {name: [{"kind": "file", "path": "a.csv"}] for name in ("train", "validation", "test")}
-TASK = get_task("multi-label-classification")
 
 
 def data_of(folder: Path, name: str, content: str, **changes: Any) -> MultiLabelData:
@@ -147,7 +145,7 @@ def test_training_keeps_the_best_thresholds(trained: Path) -> None:
     assert run.manifest.test is not None and run.manifest.test.f1 > 0.9
     data = run.data.model_copy(update={"thresholds": dict.fromkeys(LABELS, 0.9)})
     fixed = run.recipe.model_copy(update={"data": data})
-    assert TASK.settled(fixed, run.manifest.validation) == fixed, "thresholds of a recipe are kept"
+    assert run.task.settled(fixed, run.manifest.validation) == fixed, "thresholds of a recipe are kept"
     config = json.loads((trained / "model" / "config.json").read_text(encoding="utf-8"))
     assert config["problem_type"] == "multi_label_classification" and config["thresholds"] == thresholds
 

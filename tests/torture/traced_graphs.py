@@ -18,8 +18,6 @@ from tests.torture.export_children import OLD
 
 _SUBJECT = open_exportable(Run.open(OLD))
 GRAPHS = _SUBJECT.adapter.trace(_SUBJECT.model, tuple(_SUBJECT.inputs), steps=False)
-
-
 _TRACE = type(_SUBJECT.adapter).trace
 
 

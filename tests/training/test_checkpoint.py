@@ -51,12 +51,8 @@ class Trainer:
         return states(self.checkpoints._run)[-1]
 
     def restore(self, report: Callable[[str], None] = pytest.fail) -> Position | None:
-        result = self.checkpoints.find(report)
-        return None if result is None else self.load(*result)
-
-    def load(self, folder: Path, has_best: bool) -> Position:
-        parts = (self.processes, self.model, self.optimizer, self.schedule)
-        return self.checkpoints.load(folder, *parts, has_best=has_best)
+        result, parts = self.checkpoints.find(report), (self.processes, self.model, self.optimizer, self.schedule)
+        return None if result is None else self.checkpoints.load(result[0], *parts, has_best=result[1])
 
 
 @pytest.fixture
@@ -190,9 +186,8 @@ def test_fp16_scaler(trainer: Trainer) -> None:
     assert accelerator.scaler.state_dict()["scale"] == 8.0
 
 
-def resume(run: Path, recipe: ClassificationRecipe, messages: Messages | None = None) -> Path:
-    options = TrainOptions(run.parent, name=run.name, resume=True, accelerator="cpu")
-    return train(recipe, options, messages or Messages())
+def resume(run: Path, recipe: ClassificationRecipe, messages: Messages) -> Path:
+    return train(recipe, TrainOptions(run.parent, name=run.name, resume=True, accelerator="cpu"), messages)
 
 
 def test_run_resumes_from_the_undamaged_state(

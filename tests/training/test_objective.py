@@ -1,6 +1,5 @@
 """What a training optimizes: every field of ``training`` has its effect, streamed sets, smaller vocabularies."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from edgeformer.training.loop.step import Stepper
 from edgeformer.training.plan.plan import plan
 from edgeformer.training.train import TrainOptions, train
 from tests.conftest import SMALL, SMALL_LANGUAGE, classifier_recipe
+from tests.data.conftest import write_jsonl
 from tests.training.runs import Messages, StopAfter, assert_equal_weights, assert_same_run, weights
 
 
@@ -36,9 +36,8 @@ class TestStreaming:
         """Streamed rows of one JSONL file per part."""
         parts = {}
         for part, count, seed in (("train", 80, 1), ("validation", 40, 2), ("test", 40, 3)):
-            rows = (json.dumps({"text": row.text, "label": row.label}) for row in synthetic_reviews(count, seed))
-            (tmp_path / f"{part}.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
-            parts[part] = f"[{{kind: file, path: {tmp_path / part}.jsonl}}]"
+            path = write_jsonl(tmp_path / f"{part}.jsonl", synthetic_reviews(count, seed))
+            parts[part] = f"[{{kind: file, path: {path}}}]"
         data = f"data.parts={{{', '.join(f'{part}: {sources}' for part, sources in parts.items())}}}"
         if request.param == "classification":
             base = [setting for setting in SMALL if not setting.startswith("data.parts")]
