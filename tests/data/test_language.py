@@ -25,10 +25,10 @@ TRAINING = {"epochs": 1, "batch_size": 4, "optimizer": {"lr": 1e-3}, "schedule":
 
 
 def recipe(parts, mode="packed", tokenizer=None, vocab_size=400, **data) -> LanguageRecipe:
-    document = {"name": "test", "task": "language-modeling", "training": TRAINING}
+    model = {"kind": "crt", "vocab_size": vocab_size}
+    document = {"name": "test", "task": "language-modeling", "training": TRAINING, "model": model}
     document["data"] = {"parts": parts, "mode": mode, "sequence_length": 32, **data}
     document["tokenizer"] = tokenizer or {"kind": "trained", "algorithm": "bpe"}
-    document["model"] = {"kind": "crt", "vocab_size": vocab_size}
     return recipe_type("language-modeling", "crt").model_validate(document)
 
 

@@ -272,11 +272,8 @@ def check_shared_weights(case: Case, folder: Path) -> None:
 
 
 def check_steps(case: Case, folder: Path) -> None:
-    """A host that loops the parts gets every exit's logits; together the parts store the model once.
-
-    A model without a loop has no parts.
-    """
-    if not case.graphs.steps:
+    """A host that loops the parts gets every exit's logits; together the parts store the model once."""
+    if not case.graphs.steps:  # a model without a loop has no parts
         assert case.exits == (1,)
         return
     parts = {part: folder / f"{part}.onnx" for part in case.graphs.steps}

@@ -243,12 +243,9 @@ def test_weights_of_the_exits() -> None:
     assert exit_weights([2, 4, 8], 0.0) == {2: 0.0, 4: 0.0, 8: 1.0} and exit_weights([8], 0.3) == {8: 1.0}
 
 
-SMALL = small_config(heads="separate", causal=False)
-
-
 @pytest.fixture
 def weights() -> dict[str, Tensor]:
-    return public_weights(SMALL)
+    return public_weights(small_config(heads="separate", causal=False))
 
 
 @pytest.mark.parametrize(("key", "prefix"), [("model", "_orig_mod.module."), ("model_state_dict", "module.")])

@@ -54,13 +54,12 @@ def test_training_export_prediction_limits_and_comparisons(trained: Path) -> Non
     assert "val_distance" in json.loads((trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     answers: Any = predict(location, ["the room was bad 7", "the soup was great 7"])[1]
     assert [answer.label for answer in answers] == ["bad", "great"]
-    artifacts = location.open_bundle().built("full")
+    artifacts = (bundle := location.open_bundle()).built("full")
     assert {artifact.precision for artifact in artifacts} == {"fp32", "int8"}
     assert all(run.task.metric.of(artifact.validation) is not None for artifact in artifacts)
     rows = evaluate(location, EvaluateOptions(artifact="all")).rows
     assert all(row.distance < 0.1 for row in rows)
     assert {row.distance for row in read_evaluation(trained).rows} == {row.distance for row in rows}
-    bundle = locate(str(trained), trained.parent).open_bundle()
     check_options(ChoiceOptions(min_score=0.3), bundle.manifest)
     with pytest.raises(InputError, match="--min-score -1: is the highest accepted distance of a rating model"):
         check_options(ChoiceOptions(min_score=-1.0), bundle.manifest)

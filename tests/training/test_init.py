@@ -76,7 +76,6 @@ def test_existing_recipe_is_kept(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "options", "expected"),
     [
-        ("data/gone.csv", {}, "did you mean 'reviews.csv'"),
         ("data", {}, "is a folder; give one file of it"),
         ("data/reviews.csv", {"out": Path("data")}, "-o data: is a folder"),
         ("data/reviews.csv", {"name": "a b"}, "--name 'a b': use letters"),

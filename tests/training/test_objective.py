@@ -130,10 +130,7 @@ def take_step(cache: Path, change: str) -> dict[str, Tensor]:
 
 
 def expected_step(objective: Objective, values: dict[str, Any]) -> dict[str, Tensor]:
-    """Compute the first step of AdamW (Loshchilov and Hutter, algorithm 2) on cross-entropy with smoothed labels.
-
-    In the first step the moments without bias are the gradient and its square.
-    """
+    """Compute the first step of AdamW (Loshchilov and Hutter, algorithm 2) on cross-entropy with smoothed labels."""
     lr, eps, decay, clip, smoothing = ({**DEFAULTS, **values}[name] for name in DEFAULTS)
     model = objective.model.train()
     batch, weight_sum = objective.batch(np.arange(len(objective.prepared.train)), torch.device("cpu"))
@@ -146,7 +143,7 @@ def expected_step(objective: Objective, values: dict[str, Any]) -> dict[str, Ten
     norm = torch.sqrt(sum((gradient**2).sum() for gradient in gradients))  # type: ignore[arg-type]
     factor = 1.0 if clip is None else min(1.0, clip / (float(norm) + 1e-6))
     result = {}
-    for name, weight, gradient in zip(names, weights, gradients, strict=True):
+    for name, weight, gradient in zip(names, weights, gradients, strict=True):  # its moments: gradient, gradient²
         decayed = weight * (1 - lr * (decay if weight.ndim >= 2 else 0.0))
         result[name] = (decayed - lr * factor * gradient / ((factor * gradient).abs() + eps)).detach()
     return result

@@ -83,27 +83,23 @@ def test_training_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch, 
 
 class TestBudget:
     def test_context_of_cuda(self) -> None:
-        recipe = SMALL_RECIPE
-        result = plan(recipe, RTX)
-        assert plan(recipe, with_budget(result.peak_bytes)).fits
-        short = plan(recipe, with_budget(result.peak_bytes - 1))
+        result = plan(SMALL_RECIPE, RTX)
+        assert plan(SMALL_RECIPE, with_budget(result.peak_bytes)).fits
+        short = plan(SMALL_RECIPE, with_budget(result.peak_bytes - 1))
         assert (short.status, short.fits, short.budget_bytes) == ("fail", False, result.peak_bytes - 1)
         assert f"less {format_bytes(CONTEXT)} for CUDA's context" in short.budget_source
-        without = plan(recipe, RTX.model_copy(update={"context_bytes": None}))
+        without = plan(SMALL_RECIPE, RTX.model_copy(update={"context_bytes": None}))
         assert without.budget_bytes == result.budget_bytes + CONTEXT
         assert "for CUDA's context" not in without.budget_source
         with pytest.raises(InputError, match="usable_memory_bytes"):
-            plan(recipe, RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None}))
+            plan(SMALL_RECIPE, RTX.model_copy(update={"usable_memory_bytes": None, "memory_bytes": None}))
 
     @pytest.mark.parametrize("persona", [LAPTOP, WINDOWS])
     def test_limits_of_the_allocator(
         self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A larger card is limited to a profile. Under Windows no allocation fails unless torch's allocator is limited.
-
-        Only the driver is simulated.
-        """
-        nvml.answer(persona)
+        """A larger card is limited to a profile. Under Windows allocations fail only if torch's allocator is limited."""
+        nvml.answer(persona)  # only the driver is simulated
         total, free, caps, reserved = 16 * 2**30, [15 * 2**30], list[float](), 2**20
         for name, answer in {
             "get_device_properties": lambda: SimpleNamespace(total_memory=total, uuid=UUID.removeprefix("GPU-")),

@@ -41,9 +41,6 @@ class TestClassifier:
         config = json.loads((tiny_run / "model" / "config.json").read_text(encoding="utf-8"))
         assert config["id2label"] == {"0": "negative", "1": "positive"}
         assert epochs[-1]["train_loss"] < epochs[0]["train_loss"]
-        best = max(range(len(epochs)), key=lambda index: epochs[index]["val_accuracy"])
-        assert manifest.best_epoch == best + 1
-        assert manifest.validation is not None and manifest.validation.accuracy == epochs[best]["val_accuracy"]
 
     def test_bf16(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Every step computes in bf16 and every validation in fp32, also after a resumption."""
