@@ -98,7 +98,7 @@ class TestBudget:
     def test_limits_of_the_allocator(
         self, persona: dict[str, Any], nvml: Driver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """A larger card is limited to a profile. Under Windows allocations fail only if torch's allocator is limited."""
+        """A larger card is limited to a profile. Windows fails no allocation unless torch's allocator is limited."""
         nvml.answer(persona)  # only the driver is simulated
         total, free, caps, reserved = 16 * 2**30, [15 * 2**30], list[float](), 2**20
         for name, answer in {
