@@ -1,7 +1,5 @@
 """Tiny bundles whose golden.npz holds the answers of their graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

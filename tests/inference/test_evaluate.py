@@ -1,7 +1,5 @@
 """``evaluate``: scores of classifiers and language models, at every exit and with early exit."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """``exits`` writes guaranteed thresholds into bundle.json, and ``predict --confidence auto`` uses them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``generate``: the text of torch and of the bundle's graphs, exits, refusals, and the command."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``predict``: answers, errors of single texts, early exit, and what it imports."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``predict --file``: formats, order, bounded memory, and an output that is complete or absent."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

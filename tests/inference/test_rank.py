@@ -1,7 +1,5 @@
 """Documents are ranked for queries with embedding models and rerankers, and vectors are written in several formats."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

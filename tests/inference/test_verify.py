@@ -1,7 +1,5 @@
 """``verify`` finds damaged files and artifacts whose answers differ from the golden answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar

@@ -3,8 +3,6 @@
 A reference runtime stands in for an engine's: export is made to believe that it does not run there.
 """
 
-from __future__ import annotations
-
 import importlib
 import shutil
 from collections.abc import Iterator

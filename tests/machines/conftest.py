@@ -1,7 +1,5 @@
 """A machine for tests: a real SSH server of its own."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A machine for tests: a real SSH server on 127.0.0.1, with keys and a home of its own."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shlex

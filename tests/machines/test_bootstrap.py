@@ -1,7 +1,5 @@
 """Machines that lack something: the message says exactly what, and nothing is left there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Connections that are killed at every step: nothing half-written on either side, and the second call succeeds."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

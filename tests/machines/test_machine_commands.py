@@ -1,7 +1,5 @@
 """`machines add` and `list`, `profile --on` and `gate --on`, several machines at once, hostile names."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

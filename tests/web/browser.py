@@ -1,7 +1,5 @@
 """Headless Chromium, controlled through a pipe (DevTools protocol) without a driver or another package."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -40,7 +38,7 @@ class Tab:
         complaints: errors of scripts, of the content security policy and of downloads.
     """
 
-    def __init__(self, browser: Browser, session: str, context: str) -> None:
+    def __init__(self, browser: "Browser", session: str, context: str) -> None:
         self._browser, self._session, self._context = browser, session, context
         self.requests: list[str] = []
         self.complaints: list[str] = []
@@ -121,8 +119,7 @@ class Browser:
             answer = self._next()
             if answer.get("id") == self._count:
                 assert "error" not in answer, f"{method}: {answer['error']}"
-                result: dict[str, Any] = answer["result"]
-                return result
+                return answer["result"]
             if answer.get("sessionId") in self._tabs:
                 self._tabs[answer["sessionId"]].handle_event(answer["method"], answer.get("params", {}))
 
@@ -137,8 +134,7 @@ class Browser:
             assert piece, f"the browser ended with exit code {self._process.poll()}"
             self._buffer += piece
         message, _, self._buffer = self._buffer.partition(b"\0")
-        event: dict[str, Any] = json.loads(message)
-        return event
+        return json.loads(message)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """Fixtures: JavaScript libraries of a page, a page of a small bundle, a browser."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The page in headless Chromium: same answers as `predict`, a measured report, no network, escaped text."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

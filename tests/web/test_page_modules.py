@@ -1,7 +1,5 @@
 """The page's spans and token types are those of Python: its JavaScript modules run in Node.js."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

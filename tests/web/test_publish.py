@@ -1,7 +1,5 @@
 """Folder of a page: contents, errors, existing files; its JavaScript answers; its documentation."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
