@@ -29,8 +29,7 @@ def write_classifier(folder: Path) -> Path:
 def run_golden(folder: Path, file: str) -> NDArray[np.float32]:
     """Return a graph's logits for the golden inputs."""
     with np.load(folder / "golden.npz") as golden, OnnxSession(folder / file) as session:
-        logits: NDArray[np.float32] = session.run(dict(golden))["logits"]
-    return logits
+        return session.run(dict(golden))["logits"]
 
 
 def change_golden(folder: Path, **arrays: NDArray[np.generic]) -> None:
@@ -69,7 +68,11 @@ def write_language_model(folder: Path, *, exits: tuple[int, ...] = (1, 2)) -> Pa
     for loop in exits:
         is_last = loop == exits[-1]
         name = "onnx/model.onnx" if is_last else f"onnx/model_exit{loop}.onnx"
-        onnx.save(_language_graph(loop), folder / name)
+        rng = np.random.default_rng(loop)
+        table, head = (rng.normal(size=shape).astype(np.float32) for shape in ((WORDS, 8), (8, WORDS)))
+        ports = "(int64[batch, sequence] input_ids) => (float[batch, sequence, words] logits)"
+        nodes = "{ state = Gather (table, input_ids) logits = MatMul (state, head) }"
+        onnx.save(parsed(f"tiny {ports} {nodes}", table=table, head=head), folder / name)
         logits = run_golden(folder, name)
         order = np.argsort(-logits, axis=-1)[..., :32]
         arrays[f"top_indices_exit{loop}"] = order
@@ -85,14 +88,6 @@ def write_language_model(folder: Path, *, exits: tuple[int, ...] = (1, 2)) -> Pa
     )
     write_manifest(folder, artifacts, task="language-modeling", labels=(), exits=exits, data=data)
     return folder
-
-
-def _language_graph(seed: int) -> onnx.ModelProto:
-    rng = np.random.default_rng(seed)
-    table, head = (rng.normal(size=shape).astype(np.float32) for shape in ((WORDS, 8), (8, WORDS)))
-    ports = "(int64[batch, sequence] input_ids) => (float[batch, sequence, words] logits)"
-    nodes = "{ state = Gather (table, input_ids) logits = MatMul (state, head) }"
-    return parsed(f"tiny {ports} {nodes}", table=table, head=head)
 
 
 def status_of(verification: Verification, artifact: str = "model") -> tuple[str, str]:

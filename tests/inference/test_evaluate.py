@@ -25,7 +25,6 @@ from edgeformer.models import load_recipe
 from edgeformer.models.weights import load_model
 from edgeformer.run import Location, locate, read_run
 from edgeformer.tasks.early_exit import SWEEP
-from edgeformer.tasks.language_modeling import LanguageRecipe
 from tests.export.language_run import EXIT, LOOPS, WORDS, exported_language_run
 from tests.training.runs import Messages
 
@@ -47,15 +46,13 @@ def rows_of(folder: Path, **options: Any) -> dict[tuple[str, int | None], Evalua
 
 
 def saved_rows(run: Path, key: str = "rows") -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))[key]
-    return rows
+    return json.loads((run / "evaluation.json").read_text(encoding="utf-8"))[key]
 
 
 def test_artifacts_score_what_training_reported(finished_run: Path) -> None:
     rows = {row.artifact: row for row in run_evaluate(finished_run, artifact="all").rows if row.exit is None}
     assert set(rows) == {"onnx-fp32", "onnx-fp16", "torch"}
     test = read_run(finished_run).test
-    assert test is not None
     for row in rows.values():
         assert row.split == "random-split" and row.n == 300
         assert row.ms_per_sample is not None and row.ms_per_sample > 0
@@ -69,7 +66,7 @@ def test_a_bundle_without_its_run_is_scored(finished_run: Path, tmp_path: Path) 
     """Synthetic data is generated again from the manifest; a labelled file works, too."""
     bundle = Path(shutil.copytree(finished_run / "bundle", tmp_path / "device"))
     test = read_run(finished_run).test
-    assert at(bundle).run is None and test is not None
+    assert at(bundle).run is None
     assert run_evaluate(bundle, artifact="onnx-fp32").rows[0].accuracy == test.accuracy
     file = tmp_path / "reviews.tsv"
     file.write_text("label\ttext\npositive\twonderful\nnegative\tterrible\n", encoding="utf-8")
@@ -138,7 +135,6 @@ def language_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read_test_set(run: Path, mode: str) -> TextRows:
     """Read the test set with the run's tokenizer, packed or by paragraphs."""
     recipe = load_recipe(str(run / "recipe.yaml"))
-    assert isinstance(recipe, LanguageRecipe)
     file = FileTokenizer(kind="file", path=str(run / "model" / "tokenizer.json"))
     tokenizer = load_language_tokenizer(file, vocab_size=WORDS, training_texts=None)
     texts = [*paragraphs(recipe.data, next(name for name in recipe.data.parts if name not in ("train", "validation")))]

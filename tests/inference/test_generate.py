@@ -164,9 +164,7 @@ def test_a_runs_own_weights_need_torch(exported: Path, monkeypatch: pytest.Monke
     [(SAMPLED, {}, "onnx-fp32-decode"), (GREEDY, {"exit": LOOPS}, "onnx-fp32-decode"),
      (GREEDY, {"exit": EXIT}, "onnx-fp32-step"), (SAMPLED, {"early": LOW_THRESHOLD}, "onnx-fp32-step")],
 )  # fmt: skip
-def test_graphs_generate_the_text_of_torch(
-    exported: Path, options: GenerateOptions, changes: dict[str, Any], artifact: str
-) -> None:
+def test_graphs_generate_the_text_of_torch(exported, options, changes, artifact):
     generation = run_generate(exported, PROMPT, options, **changes)
     expected = run_generate(exported, PROMPT, options, **{**changes, "artifact": "torch"})
     assert len(expected.tokens) == 64 or expected.stopped == "boundary"
@@ -244,9 +242,7 @@ def test_a_bundle_needs_no_torch(exported: Path, tmp_path: Path) -> None:
         ((), "torch"),
     ],
 )
-def test_the_best_available_artifact_generates(
-    copied: Path, tmp_path: Path, kept: tuple[str, ...], artifact: str
-) -> None:
+def test_the_best_available_artifact_generates(copied, tmp_path, kept, artifact):
     manifest = Bundle.open(copied / "bundle").manifest
     entries = tuple(entry for entry in manifest.artifacts if entry.id in kept)
     seal(copied / "bundle", manifest.model_copy(update={"artifacts": entries}))
@@ -299,16 +295,11 @@ def test_the_command_prints_the_text_on_stdout_and_figures_on_stderr(exported: P
         (["RUN"], "there is no prompt"),
     ],
 )
-def test_bad_input_of_the_command(
-    finished_language_run: Path, finished_run: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_bad_input_of_the_command(finished_language_run, finished_run, tmp_path, arguments, message):
     runs = {"RUN": str(finished_language_run), "CLASSIFIER": str(finished_run)}
     outcome = edgeformer("generate", *(runs.get(argument, argument) for argument in arguments), cwd=tmp_path)
     assert outcome.code == 2 and outcome.out == "" and "Traceback" not in outcome.err
     assert message in " ".join(outcome.err.split())
-
-
-HARD_TEXT = "naïve 漢字 👩‍👩‍👧 e\u0301 \t two  spaces\nline"
 
 
 @pytest.fixture(scope="module")
@@ -316,16 +307,15 @@ def tokenizer() -> Tokenizer:
     return train_language_tokenizer(290, [TEXT])
 
 
-def stream_pieces(tokenizer: Tokenizer, prompt: str, text: str) -> list[str]:
+@pytest.mark.parametrize("prompt", ["", "The café", "漢"])
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, "naïve 漢字 👩‍👩‍👧 e\u0301 \t two  spaces\nline", "€", " leading space", "x" * 40, "a\ufffdb\ufffd"],
+)
+def test_streamed_pieces_are_the_text_in_complete_characters(tokenizer: Tokenizer, prompt: str, text: str) -> None:
     plain = PlainText(tokenizer)
     stream = TextStream(tokenizer, [plain.boundary, *plain.encode(prompt).ids])
-    return [*(stream.push(token) for token in plain.encode(text).ids), stream.push()]
-
-
-@pytest.mark.parametrize("prompt", ["", "The café", "漢"])
-@pytest.mark.parametrize("text", [TEXT, HARD_TEXT, "€", " leading space", "x" * 40, "a\ufffdb\ufffd"])
-def test_streamed_pieces_are_the_text_in_complete_characters(tokenizer: Tokenizer, prompt: str, text: str) -> None:
-    pieces = stream_pieces(tokenizer, prompt, text)
+    pieces = [*(stream.push(token) for token in plain.encode(text).ids), stream.push()]
     assert "".join(pieces) == text
     assert "\ufffd" in text or not any("\ufffd" in piece for piece in pieces)
     assert sum(piece != "" for piece in pieces) > 1 or len(text) == 1
@@ -333,11 +323,9 @@ def test_streamed_pieces_are_the_text_in_complete_characters(tokenizer: Tokenize
 
 def test_streamed_bytes_that_are_no_character_become_replacement_characters(tokenizer: Tokenizer) -> None:
     plain = PlainText(tokenizer)
-    lead = plain.encode("漢").ids[0]
-    stream = TextStream(tokenizer, [plain.boundary])
-    assert stream.push(lead) == "" and stream.push() == "\ufffd"
-    stream = TextStream(tokenizer, [plain.boundary])
-    assert stream.push(lead) == "" and stream.push(plain.encode("a").ids[0]) == "\ufffda"
+    for following, text in (((), "\ufffd"), (plain.encode("a").ids[:1], "\ufffda")):
+        stream = TextStream(tokenizer, [plain.boundary])
+        assert stream.push(plain.encode("漢").ids[0]) == "" and stream.push(*following) == text
 
 
 def test_streaming_with_a_tokenizer_that_marks_word_starts() -> None:

@@ -15,17 +15,16 @@ from edgeformer.inference.predict import predict
 from edgeformer.run import Location, locate
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.tasks.task import Unanswered
-from tests.cli.in_process import Edgeformer
+from tests.conftest import OLD_FORMAT
 
-OLD = Path(__file__).parents[1] / "old_format"
-CLASSIFIER = OLD / "classifier-v1"
+CLASSIFIER = OLD_FORMAT / "classifier-v1"
 TEXTS = ["a fine film", "dull and long", "neither good nor bad, and much too long for its own good"]
 OVERFLOW = "the model's answer is not a number (overflow)"
 
 
 @pytest.fixture
 def location() -> Location:
-    return locate(str(CLASSIFIER), OLD)
+    return locate(str(CLASSIFIER), OLD_FORMAT)
 
 
 def answers_of(location: Location, texts: list[Any], **options: Any) -> list[Any]:
@@ -43,9 +42,7 @@ def test_a_prediction_is_the_likeliest_label(finished_run: Path) -> None:
         assert sum(probabilities.values()) == pytest.approx(1.0)
 
 
-def test_texts_without_an_answer_have_an_error_and_no_text_is_refused(
-    location: Location, edgeformer: Edgeformer
-) -> None:
+def test_texts_without_an_answer_have_an_error_and_no_text_is_refused(location, edgeformer):
     empty, answer = answers_of(location, [" ", "a"])
     assert isinstance(empty, Unanswered) and np.isfinite(answer.probability)
     document = json.loads(edgeformer("predict", str(CLASSIFIER), "", "--json", code=3))
@@ -56,31 +53,24 @@ def test_texts_without_an_answer_have_an_error_and_no_text_is_refused(
     with pytest.raises(InputError, match="there is no text"):
         predict(location, [])
     with pytest.raises(InputError, match=r"is a language model.*edgeformer generate"):
-        predict(locate(str(OLD / "language-v1"), OLD), ["a text"])
+        predict(locate(str(OLD_FORMAT / "language-v1"), OLD_FORMAT), ["a text"])
 
 
-def overflow_above(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
-    """Make graphs return NaN and infinity for longer texts."""
+def test_an_overflow_is_an_error_and_no_label(tmp_path, monkeypatch, edgeformer):
+    """Graphs return NaN and infinity for the longer text."""
     run_session = OnnxSession.run
 
     def run(session: OnnxSession, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = run_session(session, inputs)
-        outputs["logits"][inputs["attention_mask"].sum(axis=1) > tokens] = np.nan, np.inf
+        outputs["logits"][inputs["attention_mask"].sum(axis=1) > 12] = np.nan, np.inf
         return outputs
 
     monkeypatch.setattr(OnnxSession, "run", run)
-
-
-def test_an_overflow_is_an_error_and_no_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edgeformer: Edgeformer
-) -> None:
-    overflow_above(monkeypatch, 12)
     texts = ["a fine film", "long " * 12, "", "dull"]
-    document = json.loads(edgeformer("predict", str(CLASSIFIER), *texts, "--json", code=3))
-    errors = [prediction.get("error") for prediction in document["predictions"]]
+    predictions = json.loads(edgeformer("predict", str(CLASSIFIER), *texts, "--json", code=3))["predictions"]
+    errors = [prediction.get("error") for prediction in predictions]
     assert errors == [None, OVERFLOW, "the text is empty", None]
-    labels = {prediction["label"] for prediction in document["predictions"] if "label" in prediction}
-    assert labels <= {"positive", "negative"}
+    assert {prediction.get("label", "none") for prediction in predictions} <= {"positive", "negative", "none"}
     file = tmp_path / "texts.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     options = ("--file", str(file), "--output", str(tmp_path / "out.csv"), "--json")

@@ -1,6 +1,6 @@
 """``verify`` finds damaged files and artifacts whose answers differ from the golden answers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,7 +41,6 @@ def language_bundle(tmp_path: Path) -> Path:
 
 def parity_of(bundle: Path, artifact: str = "model") -> Parity:
     (check,) = verify(Bundle.open(bundle), artifact).artifacts
-    assert check.parity is not None
     return check.parity
 
 
@@ -71,8 +70,8 @@ def test_an_intact_bundle_is_verified_and_unexpected_files_are_damage(bundle: Pa
     assert status_of(result)[0] == "verified"
 
 
-def truncate(bundle: Path) -> None:
-    (bundle / MODEL).write_bytes((bundle / MODEL).read_bytes()[:500])
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-200])
 
 
 def swap(bundle: Path) -> None:
@@ -87,20 +86,21 @@ def flip_bit(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "expected"),
+    ("spoil", "expected", "status"),
     [
-        (truncate, {MODEL: "truncated"}),
-        (swap, {MODEL: "changed", "onnx/other.onnx": "truncated"}),
-        (flip_bit, {MODEL: "changed"}),
-        (lambda bundle: (bundle / MODEL).unlink(), {MODEL: "missing"}),
-        (lambda bundle: change(bundle, "model", sha256=None), {MODEL: "unexpected"}),
+        (lambda bundle: cut(bundle / MODEL), {MODEL: "truncated"}, "damaged"),
+        (swap, {MODEL: "changed", "onnx/other.onnx": "truncated"}, "damaged"),
+        (flip_bit, {MODEL: "changed"}, "damaged"),
+        (lambda bundle: (bundle / MODEL).unlink(), {MODEL: "missing"}, "damaged"),
+        (lambda bundle: change(bundle, "model", sha256=None), {MODEL: "unexpected"}, "damaged"),
+        (lambda bundle: cut(bundle / "golden.npz"), {"golden.npz": "changed"}, "unavailable"),
     ],
 )
-def test_damaged_files_are_found(bundle: Path, spoil: Callable[[Path], None], expected: dict[str, str]) -> None:
+def test_damaged_files_are_found(bundle, spoil, expected, status):
     spoil(bundle)
     result = verify(Bundle.open(bundle))
     assert result.exit_code == 2 and damage(result) == expected
-    assert status_of(result)[0] == "damaged"
+    assert status_of(result)[0] == status and (status == "damaged" or "golden.npz" in status_of(result)[1])
 
 
 @pytest.mark.parametrize(
@@ -130,9 +130,7 @@ def test_a_graph_that_does_not_open_is_damaged(bundle: Path) -> None:
     ("precision", "absolute", "relative", "exit_code"),
     [("fp32", 5e-5, 0, 0), ("fp32", 3e-4, 0, 3), ("fp16", 0, 0.005, 0), ("fp16", 0, 0.02, 3)],
 )
-def test_tolerances_of_fp32_and_fp16(
-    bundle: Path, precision: str, absolute: float, relative: float, exit_code: int
-) -> None:
+def test_tolerances_of_fp32_and_fp16(bundle, precision, absolute, relative, exit_code):
     logits = run_golden(bundle, MODEL)
     change(bundle, "model", precision=precision)
     change_golden(bundle, logits=logits + np.float32(absolute + relative * logits.std()))
@@ -172,15 +170,6 @@ def test_an_exit_is_compared_with_its_own_answers(bundle: Path) -> None:
     assert status == "unavailable" and "logits_exit7" in reason
 
 
-def test_damaged_golden_inputs_make_artifacts_unavailable(bundle: Path) -> None:
-    path = bundle / "golden.npz"
-    path.write_bytes(path.read_bytes()[:-200])
-    result = verify(Bundle.open(bundle))
-    assert result.exit_code == 2 and damage(result) == {"golden.npz": "changed"}
-    status, reason = status_of(result)
-    assert status == "unavailable" and "golden.npz" in reason
-
-
 def test_an_engine_on_its_target_gets_a_parity(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Target(OnnxSession):
         """Stands in for a TensorRT session, which needs the GPU."""
@@ -201,17 +190,6 @@ def test_an_engine_on_its_target_gets_a_parity(bundle: Path, monkeypatch: pytest
     parity = parity_of(bundle)
     assert (parity.status, parity.n) == ("measured", 5)
     assert Target.rows == [2, 2, 1]  # no more rows than the engine takes
-
-
-def test_swapped_exits_with_valid_checksums_fail(language_bundle: Path) -> None:
-    first, second = (language_bundle / "onnx" / name for name in ("model.onnx", "model_exit1.onnx"))
-    content = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(content)
-    approve(language_bundle, "model")
-    approve(language_bundle, "model_exit1")
-    result = verify(Bundle.open(language_bundle))
-    assert result.exit_code == 3 and {check.status for check in result.artifacts} == {"failed"}
 
 
 @pytest.mark.parametrize("array", ["top_values_exit2", "log_sum_exp_exit2"])
@@ -235,8 +213,6 @@ def test_an_exported_language_model_is_verified(tmp_path_factory: pytest.TempPat
         if artifact.status != "built" or artifact.role == "decode":
             continue  # export decodes half of every window at once, verify all of it token by token
         parity, recorded = check.parity, artifact.parity
-        assert parity is not None and parity.max_abs_error is not None
-        assert recorded is not None and recorded.max_abs_error is not None
         # The 32 largest logits cannot have a larger error than all; the log-sum-exp is rounded, too.
         assert parity.max_abs_error <= recorded.max_abs_error + 1e-5
         assert (parity.top1_agreement, parity.n) == (recorded.top1_agreement, recorded.n)
