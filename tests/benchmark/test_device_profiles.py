@@ -43,10 +43,6 @@ def facts(profile: DeviceProfile) -> Iterator[tuple[str, Fact[object]]]:
                 yield field, fact
 
 
-def value(fact: Fact[float] | Fact[int] | None) -> float:
-    return fact.value
-
-
 _HOW = re.compile(r"\b(measured|nvidia-smi|deviceQuery|cudaDeviceProp|NVML|lscpu|benchmarks?/)", re.IGNORECASE)
 _DENIED = re.compile(r"\b(not|never|un)[ -]?measured|\bassum|\bspecification|data sheet|\barithmetic", re.IGNORECASE)
 _DAY = re.compile(r"\b20\d\d-\d\d-\d\d\b")
@@ -76,16 +72,15 @@ def test_what_an_estimate_needs_is_there_and_agrees_with_itself(name: str) -> No
     peaks = profile.peaks
     for field in NEEDED:
         assert getattr(profile, field) is not None, field
-    memory, system, usable = map(value, (profile.memory_bytes, profile.system_bytes, profile.usable_memory_bytes))
-    assert 0 < usable <= memory - system
-    assert value(profile.context_bytes) < usable
-    assert value(profile.cache_bytes) < memory
-    assert profile.power is not None and profile.power.value.low_w <= profile.power.value.high_w
-    assert 0 < value(profile.launch_overhead_us) < 20
-    assert value(peaks.fp32) > 0
+    memory, usable = profile.memory_bytes.value, profile.usable_memory_bytes.value
+    assert 0 < usable <= memory - profile.system_bytes.value
+    assert profile.context_bytes.value < usable and profile.cache_bytes.value < memory
+    assert profile.power.value.low_w <= profile.power.value.high_w
+    assert 0 < profile.launch_overhead_us.value < 20
+    assert peaks.fp32.value > 0
     if profile.kind == "cuda":
         assert profile.compute_capability is not None
-        assert value(peaks.fp32) <= value(peaks.fp16_fp32_accumulate) <= value(peaks.fp16)
+        assert peaks.fp32.value <= peaks.fp16_fp32_accumulate.value <= peaks.fp16.value
     for task in profile.budgets.values():
         assert task.latency_p50_ms is not None and task.size_bytes is not None
         assert (task.memory_bytes or task.size_bytes) <= usable
@@ -98,7 +93,7 @@ def test_the_document_names_every_profile_and_its_own_one_is_valid(tmp_path: Pat
     file = tmp_path / "my-card.yaml"
     file.write_text(example, encoding="utf-8")
     profile = documents.load_profile(str(file))
-    assert value(profile.usable_memory_bytes) <= value(profile.memory_bytes) - value(profile.system_bytes)
+    assert profile.usable_memory_bytes.value <= profile.memory_bytes.value - profile.system_bytes.value
     assert all(honest(fact) for _, fact in facts(profile))
 
 
@@ -148,20 +143,16 @@ def test_a_card_is_its_own_profile_and_no_other(monkeypatch, name, mib, profile)
 def test_why_a_card_is_not_the_device_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_target(load_profile("host")).present
     laptop, server = card("NVIDIA GeForce RTX 4050 Laptop GPU"), card("NVIDIA H200")
-    profile = load_profile("rtx4050")
-    monkeypatch.setattr(nvidia, "gpus", lambda: [server, laptop])
-    detected = find_target(profile)
-    assert (detected.present, detected.gpu) == (True, laptop)
-    monkeypatch.setattr(nvidia, "gpus", lambda: [server])
-    other = find_target(profile)
-    assert (other.present, other.gpu) == (False, server)
-    assert "NVIDIA H200" in other.reason
-    monkeypatch.setattr(nvidia, "gpus", lambda: [card("NVIDIA GeForce RTX 3050", 8 * GIB)])
-    assert "NVIDIA GeForce RTX 3050 with 8.00 GiB" in find_target(load_profile("rtx3050-6gb")).reason
-    monkeypatch.setattr(nvidia, "gpus", list)
-    nothing = find_target(profile)
-    assert (nothing.present, nothing.gpu) == (False, None)
-    assert "this host has no NVIDIA GeForce RTX 4050 Laptop GPU (no NVIDIA card)" in nothing.reason
+    small = card("NVIDIA GeForce RTX 3050", 8 * GIB)
+    for gpus, name, gpu, reason in (
+        ([server, laptop], "rtx4050", laptop, ""),
+        ([server], "rtx4050", server, "NVIDIA H200"),
+        ([small], "rtx3050-6gb", small, "NVIDIA GeForce RTX 3050 with 8.00 GiB"),
+        ([], "rtx4050", None, "this host has no NVIDIA GeForce RTX 4050 Laptop GPU (no NVIDIA card)"),
+    ):
+        monkeypatch.setattr(nvidia, "gpus", lambda gpus=gpus: gpus)
+        target = find_target(load_profile(name))
+        assert (target.present, target.gpu) == (gpu is laptop, gpu) and reason in target.reason
 
 
 def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit") -> Path:
@@ -173,11 +164,9 @@ def jetson(root: Path, part: str, model: str = "NVIDIA Jetson Orin Developer Kit
 
 
 JETSONS = {
-    "p3767-0000": "jetson-orin-nx-16gb",
-    "p3767-0003": "jetson-orin-nano-8gb",
-    "p3767-0005": "jetson-orin-nano-8gb",
+    "p3767-0000": "jetson-orin-nx-16gb", "p3767-0003": "jetson-orin-nano-8gb", "p3767-0005": "jetson-orin-nano-8gb",
     "p3701-0005": "jetson-agx-orin-64gb",
-}
+}  # fmt: skip
 ORIN = card("Orin (nvgpu)", None)
 
 

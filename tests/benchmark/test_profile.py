@@ -8,7 +8,7 @@ import pytest
 
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import InputError
-from edgeformer.artifacts.report import MeasureRules, Report, Row
+from edgeformer.artifacts.report import Report, Row
 from edgeformer.benchmark import profile
 from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
@@ -18,10 +18,9 @@ from edgeformer.run import Location
 from edgeformer.system import nvidia
 from edgeformer.tasks.classification import ClassificationScore
 from tests.benchmark import choice_cases
-from tests.measurement.measuring_child import Recorder
+from tests.measurement.measuring_child import RULES, Recorder
 from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, greedy_graph, write_bundle, write_manifest
 
-RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.05, max_s=0.5, idle_s=0.01, energy_s=0.01)
 FAST = ProfileOptions(rules=RULES, threads=(1,))
 ONE_SHAPE = replace(FAST, batches=(1,), seqs=(8,))
 PI, HOST = load_profile("raspberry-pi-5"), load_profile("host")
