@@ -1,7 +1,6 @@
 """The programs of docs/guides/deploy.md run as they stand, and answer as `edgeformer predict` does."""
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from edgeformer.run import locate, read_run
 from edgeformer.tasks.task import Answer
 from tests.docs.document import programs
 from tests.tasks.tiny import train_tiny
+from tests.web.browser import npm_install
 
 PROGRAMS = programs(Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md")
 # As tried; another version is no reason for a test to fail on a day when nothing of ours changed.
@@ -65,21 +65,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the document's JavaScript programs and the npm packages that they name."""
-    npm = shutil.which("npm")
-    if npm is None or shutil.which("node") is None:
-        pytest.skip("needs node and npm")
     folder = tmp_path_factory.mktemp("node")
-    (folder / "package.json").write_text('{"private": true}', encoding="utf-8")
-    environment = {**os.environ, "ONNXRUNTIME_NODE_INSTALL_CUDA": "skip"}
-    command = [npm, "install", "--no-audit", "--no-fund", "--fetch-retries=0", *PACKAGES]
-    options = {"capture_output": True, "text": True, "timeout": 180}
-    try:
-        done = subprocess.run(command, cwd=folder, env=environment, check=False, **options)
-    except subprocess.TimeoutExpired:
-        pytest.skip("npm install did not end within 180 s")
-    if done.returncode:
-        problem = " ".join(done.stderr.partition("npm error")[2].split())
-        pytest.skip(f"npm install failed: {problem[:200]}")
+    npm_install(folder, *PACKAGES, ONNXRUNTIME_NODE_INSTALL_CUDA="skip")
     for name, program in PROGRAMS.items():
         if name.endswith(".mjs"):
             (folder / name).write_text(program, encoding="utf-8")

@@ -16,9 +16,9 @@ from edgeformer.artifacts.report import Latency
 from edgeformer.cli.app import app
 from edgeformer.report.compare import compare_reports, format_comparison, format_pairs, report_of, run_records
 from edgeformer.run import Location, locate, read_run
+from tests.conftest import OLD_FORMAT
 from tests.report.made_reports import copy_run, estimated, made_report, made_row, measured
 
-OLD = Path(__file__).resolve().parents[1] / "old_format" / "classifier-v1" / "bundle"
 HOST = {"cpu": "Some CPU", "cores": 2, "system": "Linux"}
 every_style = pytest.mark.parametrize("style", ["plain", "markdown", "csv"])
 
@@ -94,7 +94,7 @@ class TestReports:
 
 
 def test_times_of_runs_name_unusual_providers_and_other_machines(tmp_path: Path) -> None:
-    location = Location(None, Path(shutil.copytree(OLD, tmp_path / "bundle")))
+    location = Location(None, Path(shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle")))
     board, steady = {**HOST, "cpu": "A small board"}, {"threads": 2}
     cuda = made_row(measured(1.0), provider="CUDAExecutionProvider")
     openvino = made_row(measured(5.0), provider="openvino-cpu", **steady)

@@ -14,7 +14,7 @@ from tests.report.made_reports import estimated, html_of, made_report, made_row,
 from tests.web.browser import Tab, headless
 
 _VOID = {"meta", "br", "img", "hr", "input", "link"}
-_LOADS = {"script", "iframe", "img", "link", "object", "embed", "audio", "video", "source", "image", "base", "form"}
+LOADS = {"script", "iframe", "img", "link", "object", "embed", "audio", "video", "source", "image", "base", "form"}
 
 
 class Page(HTMLParser):
@@ -71,7 +71,7 @@ def page(text: str) -> Page:
 
 def test_page_loads_nothing(text: str, page: Page) -> None:
     assert text.lstrip().startswith("<!DOCTYPE html>")
-    assert not _LOADS.intersection(page.tags)
+    assert not LOADS.intersection(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
     assert "http:" not in text and "https:" not in text and "@import" not in text
     assert "default-src 'none'" in text, "the browser loads nothing either"
@@ -95,7 +95,6 @@ def test_verdict_comes_first_and_an_estimate_never_looks_like_a_measurement(page
     places = [text.index(part) for part in ("pass (estimated)", "Budget", "Pictures", "Environment")]
     assert places == sorted(places)
     assert "the model refused 8 × 999" in text and "no energy counter" in text
-    text = " ".join(page.text)
     assert "never checked on a GPU" in text and "docs/explanation/estimating.md" in text
     estimates = [cells for kind, cells in page.rows if "estimated" in kind.split()]
     assert estimates and all(any("≈" in cell for cell in cells) for cells in estimates)
@@ -114,14 +113,6 @@ def test_pictures_take_every_colour_from_the_style_sheet(text: str) -> None:
     used = set(re.findall(r"var\((--[a-z0-9]+)\)", text))
     for block in re.findall(r":root \{(.*?)\n\s*\}", text, flags=re.DOTALL):
         assert used <= set(re.findall(r"(--[a-z0-9-]+):", block))
-
-
-def test_hostile_names_are_escaped() -> None:
-    evil = "<script>alert(1)</script>\"'><img src=x onerror=y> $\\frac{1} & -->"
-    rows = (made_row(measured(), artifact=evil), made_row(estimated(), "device", artifact=evil))
-    page = Page(html_of(made_report(*rows, run=evil, device_title=evil, notes=(evil,), host={"cpu": evil}, sizes=())))
-    assert not _LOADS.intersection(page.tags)
-    assert evil in page.text
 
 
 def test_without_matplotlib_the_page_has_tables_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,11 +78,8 @@ def streamed(client: Any, **options: Any) -> tuple[str, list[Any]]:
     return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices), chunks
 
 
-ARTIFACTS = ["torch", "onnx-fp32-decode", *(["gguf-fp16-decode"] if HAS_LLAMA else [])]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("artifact", ARTIFACTS)
+@pytest.mark.parametrize("artifact", ["torch", "onnx-fp32-decode", *(["gguf-fp16-decode"] if HAS_LLAMA else [])])
 def test_every_runtime_answers_as_generate_does(run: Path, artifact: str) -> None:
     greedy = GenerateOptions(max_tokens=24, sampling=Sampling(0), artifact=artifact)
     expected = generate(locate(str(run), run.parent), PROMPT, greedy)

@@ -188,6 +188,22 @@ def served(
         thread.join()
 
 
+def npm_install(folder: Path, *packages: str, timeout_s: int = 180, **environment: str) -> None:
+    """Install packages of npm in a folder, or skip the test with the reason."""
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("needs npm")
+    (folder / "package.json").write_text('{"private": true}', encoding="utf-8")
+    command = [npm, "install", "--no-audit", "--no-fund", "--fetch-retries=0", *packages]
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **environment}, "capture_output": True}
+    try:
+        process = subprocess.run(command, text=True, timeout=timeout_s, check=False, **options)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"npm install did not end within {timeout_s} s")
+    if process.returncode:
+        pytest.skip(f"npm install failed: {' '.join(process.stderr.split())[:200]}")
+
+
 def run_module(folder: Path, script: str) -> Any:
     """Run an ECMAScript module in a folder with Node.js, and return the JSON that it prints."""
     node = shutil.which("node")

@@ -1,8 +1,6 @@
 """Fixtures: JavaScript libraries of a page, a page of a small bundle, a browser."""
 
 import os
-import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,7 +11,7 @@ import pytest
 from edgeformer.bundle import Bundle
 from edgeformer.runtimes.web import ORT_WEB, TOKENIZERS
 from edgeformer.web import PageOptions, publish
-from tests.web.browser import CLASSIFIER, Browser, Tab, headless
+from tests.web.browser import CLASSIFIER, Browser, Tab, headless, npm_install
 
 
 @pytest.fixture(scope="session")
@@ -23,28 +21,14 @@ def libraries() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgeformer-tests"
     folder = cache / "-".join(name.replace("/", "-") for name in packages)
     if not all((folder / "node_modules" / p.name / "package.json").is_file() for p in (ORT_WEB, TOKENIZERS)):
-        _install(packages, folder)
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as name:
+            project = Path(name) / "project"
+            project.mkdir()
+            npm_install(project, "--ignore-scripts", *packages)
+            with suppress(OSError):  # another process was faster
+                project.rename(folder)
     return folder / "node_modules"
-
-
-def _install(packages: list[str], folder: Path) -> None:
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("needs npm for the libraries of a page")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as name:
-        project = Path(name) / "project"
-        project.mkdir()
-        (project / "package.json").write_text('{"private": true}', encoding="utf-8")
-        command = [npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=0", *packages]
-        try:
-            process = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
-        except subprocess.TimeoutExpired:
-            pytest.skip("npm install did not end within 120 s")
-        if process.returncode:
-            pytest.skip(f"npm install failed: {' '.join(process.stderr.split())[:200]}")
-        with suppress(OSError):  # another process was faster
-            project.rename(folder)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,6 @@ from edgeformer.tasks import get_task
 from edgeformer.tasks.scoring import TextPredictor
 from edgeformer.training.train import TrainOptions, train
 from edgeformer.web import PageOptions, publish
-from tests.cli.in_process import Edgeformer
 from tests.docs.test_deploy import SENTENCES, TOO_LONG
 from tests.web.browser import CLASSIFIER, ELSEWHERE, LANGUAGE, Tab, served
 
@@ -185,9 +184,7 @@ def test_pairs_and_several_labels(site: Path, tab: Tab, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_measured_report_is_accepted_by_profile_and_compare(
-    site: Path, tab: Tab, tmp_path: Path, edgeformer: Edgeformer
-) -> None:
+def test_measured_report_is_accepted_by_profile_and_compare(site, tab, tmp_path, edgeformer):
     with served(tab, site, SHORT):
         report = measure(tab, ["onnx-fp32", "onnx-int8-exit1"], "8, 16", title="a <b>phone</b>")
     assert {(row.artifact, row.phase, row.seq) for row in report.rows} == {
@@ -340,7 +337,9 @@ def modules(tab: Tab, expression: str) -> Any:
 def test_page_summarises_samples_as_profile_does(site: Path, tab: Tab) -> None:
     random = np.random.default_rng(0)
     rules = json.loads((site / "site.json").read_text(encoding="utf-8"))["rules"]
-    samples = [(random.gamma(9, 0.3, n) * np.linspace(1, slope, n)).round(3).tolist() for n, slope in CASES]
+    # Number of calls, and the factor by which they slow down.
+    cases = ((1, 1), (2, 1), (19, 3), (63, 1), (64, 1.3), (129, 1), (131, 2), (700, 1.01), (1000, 0.5))
+    samples = [(random.gamma(9, 0.3, n) * np.linspace(1, slope, n)).round(3).tolist() for n, slope in cases]
     with served(tab, site):
         calls = ("measure.summarise(sample, true, [], null, rules)", "measure.drifted(sample, rules)",
                  "measure.windowsAgree(sample, rules)")  # fmt: skip
@@ -363,7 +362,3 @@ def test_page_summarises_samples_as_profile_does(site: Path, tab: Tab) -> None:
             assert latency[name] == (pytest.approx(value, rel=1e-9) if is_number else value), name
         assert drift == drifted(sample, MeasureRules().window_tolerance)
         assert agree == windows_agree(sample, MeasureRules())
-
-
-CASES = ((1, 1), (2, 1), (19, 3), (63, 1), (64, 1.3), (129, 1), (131, 2), (700, 1.01), (1000, 0.5))
-"""Number of calls, and the factor by which they slow down."""

@@ -53,8 +53,7 @@ def downloads(value: object) -> Iterator[dict[str, Any]]:
 
 
 def site_of(folder: Path) -> dict[str, Any]:
-    site: dict[str, Any] = json.loads((folder / SITE_FILE).read_text(encoding="utf-8"))
-    return site
+    return json.loads((folder / SITE_FILE).read_text(encoding="utf-8"))
 
 
 def test_every_file_has_its_checksum(fake_libraries: Path, tmp_path: Path) -> None:
@@ -108,9 +107,7 @@ def test_the_checksums_are_those_of_the_packages(libraries: Path) -> None:
         assert base64.b64encode(hashlib.sha384(content).digest()).decode() == file.sha384
 
 
-def test_a_page_is_replaced_and_nothing_else(
-    fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_is_replaced_and_nothing_else(fake_libraries, tmp_path, monkeypatch):
     site, bundle, options = tmp_path / "site", Bundle.open(CLASSIFIER), PageOptions(fake_libraries)
     publish(bundle, site, options)
     (site / "stale.txt").write_text("stale", encoding="utf-8")
@@ -152,9 +149,7 @@ def test_a_damaged_bundle_becomes_no_page_and_names_are_escaped(fake_libraries: 
     assert "<script>x" not in page and "&lt;script&gt;x" in page and "\x1b" not in page
 
 
-def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
-    fake_libraries: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(fake_libraries, tmp_path, monkeypatch):
     manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     by_id = {artifact.id: artifact for artifact in manifest.artifacts}
     assert by_id.keys() == {f"onnx-{p}{e}" for p in ("fp32", "fp16", "int8") for e in ("", "-exit2", "-decode")}
@@ -165,11 +160,9 @@ def test_a_language_model_writes_with_decode_graphs_that_are_not_too_large(
     assert manifest.writing is not None and manifest.writing.ends == (manifest.writing.boundary,)
     assert manifest.writing.begin == (manifest.writing.boundary,)
     caches = {cache.input: cache for cache in next(a for a in manifest.artifacts if a.role == "decode").caches}
-    for name, expected in (
-        ("past_key_values.0.key", ("present.0.key", (1, 2, 0, 8))),
-        ("past_conv.embed", ("present_conv.embed", (1, 10, 16))),
-    ):
-        assert (caches[name].output, caches[name].shape) == expected
+    past, conv = caches["past_key_values.0.key"], caches["past_conv.embed"]
+    assert (past.output, past.shape) == ("present.0.key", (1, 2, 0, 8))
+    assert (conv.output, conv.shape) == ("present_conv.embed", (1, 10, 16))
     monkeypatch.setattr(publishing, "_MAX_WRITING_BYTES", 100_000)
     manifest = publish(Bundle.open(LANGUAGE), tmp_path / "site", PageOptions(fake_libraries))
     reasons = {entry.artifact: entry.reason for entry in manifest.left_out if entry.artifact.endswith("-decode")}
