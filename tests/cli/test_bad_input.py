@@ -1,6 +1,5 @@
 """Bad input: exit code 2, what is wrong, where, and the remedy; no traceback, nothing half-written."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -73,13 +72,3 @@ def test_wrong_data(folder: Path, content: bytes, expected: tuple[str, ...]) -> 
 )
 def test_wrong_arguments(folder: Path, command: str, expected: tuple[str, ...]) -> None:
     refused(edgeformer(*command.split(), cwd=folder), folder, *expected)
-
-
-@pytest.mark.parametrize(
-    "arguments", [["train", "absent.yaml"], ["train", "quickstart", "--epochs", "3"], ["profile", "--batch", "x"]]
-)
-def test_error_as_json_is_one_document(folder: Path, arguments: list[str]) -> None:
-    outcome = edgeformer(*arguments, "--json", cwd=folder)
-    assert outcome.code == 2
-    document = json.loads(outcome.out)
-    assert document["exit_code"] == 2 and ("absent.yaml" not in arguments or "absent.yaml" in document["error"])

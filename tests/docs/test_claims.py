@@ -81,9 +81,6 @@ def test_each_claim_has_the_commits_of_its_rule_and_figure() -> None:
     assert (reworded.rules, reworded.reworded, reworded.verdicts) == (1, 1, 0)
 
 
-EXITS = {"kind": "study", "study": "crt-exits", "run": "published", "at": "2"}
-
-
 def table(tmp_path: Path, source: dict[str, Any], row: dict[str, Any], **more: Any) -> Path:
     """A file with one claim on a committed table of one row."""
     path = small(tmp_path, ours=source)
@@ -142,22 +139,20 @@ def test_a_wrong_file_is_refused(tmp_path: Path, changes: dict[str, Any], says: 
 
 
 def only_result(path: Path) -> Result:
-    (claim,) = judged(path, path.parent / "results").claims.values()
-    return claim.result
-
-
-TABLE13 = {"kind": "study", "study": "table13", "run": "light", "at": "fp16"}
+    return judged(path, path.parent / "results").claims["first"].result
 
 
 @pytest.mark.parametrize(("figure", "is_refused"), [("accuracy", True), ("size_bytes", False)])
 def test_fp16_is_not_judged_by_a_study_which_a_cpu_scores(tmp_path: Path, figure: str, is_refused: bool) -> None:
-    path = table(tmp_path, {**TABLE13, "figure": figure}, {"cells": {figure: {"mean": 0.91, "sd": None, "n": 1}}})
+    source = {"kind": "study", "study": "table13", "run": "light", "at": "fp16", "figure": figure}
+    path = table(tmp_path, source, {"cells": {figure: {"mean": 0.91, "sd": None, "n": 1}}})
     if is_refused:
         with pytest.raises(InputError, match="a CPU scores FP16 graphs in FP32"):
             only_result(path)
     else:
         assert only_result(path).verdict == "reproduced"
-        leaking = table(tmp_path, {**EXITS, "leaks": True}, {"leaks": True, "keys": ["a", "b", "c"]})
+        source = {"kind": "study", "study": "crt-exits", "run": "published", "at": "2", "leaks": True}
+        leaking = table(tmp_path, source, {"leaks": True, "keys": ["a", "b", "c"]})
         assert only_result(leaking).verdict == "reproduced", "what is said of a model that leaks"
 
 

@@ -98,19 +98,14 @@ def test_a_wrong_line_is_noticed(line: str) -> None:
         parse(words(line))
 
 
-def examples() -> list[str]:
-    results: list[str] = []
+def test_the_command_line_takes_its_own_examples() -> None:
+    lines: list[str] = []
     remaining: list[Any] = [typer.main.get_command(app)]
     while remaining:
         command = remaining.pop()
         remaining += getattr(command, "commands", {}).values()
         text = f"{command.help or ''}\n{command.epilog or ''}"
-        results += re.findall(r"^ +(edgeformer [^<\n]+)", text.replace("\b", ""), re.MULTILINE)
-    return results
-
-
-def test_the_command_line_takes_its_own_examples() -> None:
-    lines = examples()
+        lines += re.findall(r"^ +(edgeformer [^<\n]+)", text.replace("\b", ""), re.MULTILINE)
     assert len(lines) > 20
     for line in lines:
         parse(words(line.strip()))

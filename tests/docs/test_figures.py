@@ -69,15 +69,11 @@ STATED = (
 NAMES = re.compile(r"span F1|SmolLM2-135M|Q8_0|Q4_0|SST-2|FP32|FP16|F16|INT8|INT4|AVX2|float32|fp32|bf16")
 
 
-def prose() -> str:
-    """Return the sentences of all templates, without blocks, placeholders and inline code."""
+def test_no_figure_in_a_sentence_is_typed() -> None:
+    """Of all templates, without blocks, placeholders and inline code."""
     kept = " ".join(re.sub(r"```.*?```|\{%.*?%\}", "", text, flags=re.DOTALL) for text in TEMPLATES)
     kept = re.sub(r"`[^`]*`", "`", PLACEHOLDER.sub("", kept))
-    return " ".join(re.sub(r"\]\([^)]*\)", "]", kept).split())
-
-
-def test_no_figure_in_a_sentence_is_typed() -> None:
-    text = prose()
+    text = " ".join(re.sub(r"\]\([^)]*\)", "]", kept).split())
     for existing in STATED:
         assert existing in text, f"docs/results/ does not say: {existing}"
         text = text.replace(existing, "")

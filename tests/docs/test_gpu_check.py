@@ -59,11 +59,6 @@ def test_every_lever_is_moved_by_the_recipe_and_by_nothing_else(options: Options
     assert len({row.topic for row in ROWS}) == len(ROWS)
 
 
-def row_of(measure: object, number: int = 1) -> Row:
-    """A row that measures nothing real."""
-    return Row(number, f"topic-{number}", "is it?", "yes", measure, (Column("value", "value"),))  # type: ignore[arg-type]
-
-
 def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options) -> None:
     arguments: list[str] = []
 
@@ -77,7 +72,7 @@ def test_what_is_known_is_not_measured_again_and_what_failed_is(options: Options
         session.case("good", lambda: case("good"))
         session.case("bad", lambda: case("bad"))
 
-    row = row_of(measure)
+    row = Row(1, "topic-1", "is it?", "yes", measure, (Column("value", "value"),))
     assert perform(row, options) == FAILED
     assert read_document(options, row)["cases"]["bad"]["failed"] == "InputError: no such thing"  # type: ignore[index]
     assert perform(row, options) == DONE

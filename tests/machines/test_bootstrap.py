@@ -66,9 +66,7 @@ needs_only_path = pytest.mark.skipif(
         ("exit 1", [], "bench: needs Python 3.10 or newer (there is none)"),
     ],
 )
-def test_without_a_new_python(
-    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, python: str, names: list[str], expected: str
-) -> None:
+def test_without_a_new_python(start, edgeformer, run, tmp_path, python, names, expected):
     machine = start(environment=programs(tmp_path / "bin", python, *names))
     with pytest.raises(MachineError) as error:
         Connection("bench").find_python()
@@ -122,9 +120,7 @@ os.uname = lambda: os.uname_result((*uname[:4], "aarch64"))
 
 @pytest.mark.slow
 @needs_only_path
-def test_a_pack_is_for_the_architecture_of_the_machine(
-    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
-) -> None:
+def test_a_pack_is_for_the_architecture_of_the_machine(start, edgeformer, run, tmp_path):
     """The Python says aarch64, as that of a Raspberry Pi."""
     machine = start(environment=f"{NO_INDEX} {customized_python(tmp_path, AARCH64)}")
     tag = f"linux-aarch64-cp{sys.version_info[0]}{sys.version_info[1]}"
@@ -163,9 +159,7 @@ def files_on(machine: Sshd) -> list[str]:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_a_full_disk_is_refused_before_anything_is_sent(
-    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_refused_before_anything_is_sent(start, edgeformer, run, tmp_path):
     machine = small_disk(start, tmp_path, "100m")
     message = edgeformer(*VERIFY, code=1)
     assert "bench: the disk of ~/.cache has 100.0 MiB free, and an installation needs 600.0 MiB" in message
@@ -173,9 +167,7 @@ def test_a_full_disk_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("size", ["500k", pytest.param("100m", marks=pytest.mark.slow)])
-def test_a_disk_that_fills_up_keeps_no_half_file_or_environment(
-    start: Start, edgeformer: Edgeformer, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
-) -> None:
+def test_a_disk_that_fills_up_keeps_no_half_file_or_environment(start, edgeformer, run, tmp_path, monkeypatch, size):
     """While the wheel is sent, or while its dependencies are installed."""
     machine = small_disk(start, tmp_path, size)
     monkeypatch.setattr(machine_module, "_ENVIRONMENT_BYTES", 0)
@@ -218,9 +210,7 @@ def test_without_an_index_a_pack_installs(start: Start, edgeformer: Edgeformer, 
     assert not machine.root.parent.exists()
 
 
-def test_a_key_that_the_machine_does_not_know_and_a_machine_that_is_off(
-    start: Start, edgeformer: Edgeformer, run: Path
-) -> None:
+def test_a_key_that_the_machine_does_not_know_and_a_machine_that_is_off(start, edgeformer, run):
     machine = start()
     (machine.config.parent / "user_key.pub").write_text("")
     assert "log in with a key: run ssh-copy-id bench once" in edgeformer(*VERIFY, code=1)

@@ -65,20 +65,15 @@ def run_and_kill(
     """
     environment = {**os.environ, "EDGEFORMER_SSH": sshd.ssh, "EDGEFORMER_PROGRESS": "json"}
     command = [sys.executable, "-m", "edgeformer", *arguments]
-    process = subprocess.Popen(
-        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stderr is not None
-    lines: list[str] = []
-    outputs: list[str] = []
-    sockets: set[str] = set()
-    errors, output = process.stderr, process.stdout
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)
+    lines, outputs, sockets = list[str](), list[str](), set[str]()
 
     def read_errors() -> None:
-        for line in errors:
+        for line in process.stderr:
             lines.append(line)
 
-    readers = [threading.Thread(target=read_errors), threading.Thread(target=lambda: outputs.extend(output))]
+    readers = [threading.Thread(target=read_errors), threading.Thread(target=lambda: outputs.extend(process.stdout))]
     was_killed, deadline = False, time.monotonic() + _LIMIT_S
     with process:
         for reader in readers:
@@ -182,7 +177,6 @@ def test_ctrl_c_stops_the_job_and_writes_nothing(machine: Sshd, run: Path, other
     environment = {**os.environ, "EDGEFORMER_PROGRESS": "json"}
     command = [sys.executable, "-m", "edgeformer", *PROFILE, *others, "--strict"]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
     with process:
         assert any("kitchen-pi: Measuring" in line or '"Measuring' in line for line in process.stderr)
         process.send_signal(signal.SIGINT)

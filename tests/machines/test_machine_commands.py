@@ -75,12 +75,11 @@ def test_an_added_machine_is_not_taken_for_another_with_its_processor(tmp_path: 
 def test_an_added_machine_is_calibrated(machine: Sshd, edgeformer: Edgeformer, run: Path) -> None:
     edgeformer("machines", "add", "kitchen-pi", "small", "--name", "pi", "--allow-noise")
     profile = load_profile("artifacts/profiles/pi.yaml")
-    assert profile.calibration is not None
-    assert profile.memory_bytes is not None and profile.memory_bytes.verified == "measured here"
+    assert profile.calibration is not None and profile.memory_bytes.verified == "measured here"
     report = json.loads(edgeformer("profile", "small", "--on", "pi", *ONE_ROW, "--json"))
     assert {check["seq"] for check in report["estimate_checks"]} == {16, 64}  # that of the device budget, too
     calibration = load_profile("artifacts/profiles/pi.yaml").calibration
-    assert calibration is not None and (1, 16) in {(case.batch, case.seq) for case in calibration.validated_on}
+    assert (1, 16) in {(case.batch, case.seq) for case in calibration.validated_on}
 
 
 @pytest.mark.slow
