@@ -39,9 +39,7 @@ OPTIONS = (
 
 
 def classifier() -> edgeformer.Bundle:
-    opened = edgeformer.open(OLD_FORMAT / "classifier-v1" / "bundle")
-    assert isinstance(opened, edgeformer.Bundle)
-    return opened
+    return edgeformer.Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle")
 
 
 def test_a_prediction_in_one_line_without_torch() -> None:

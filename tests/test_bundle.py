@@ -25,12 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return write_bundle(tmp_path / "bundle")
 
 
-def opened(folder: Path) -> Bundle:
-    return Bundle.open(folder)
-
-
 def test_listed_artifacts_open(folder: Path) -> None:
-    bundle, ids = opened(folder), np.ones((1, 4), np.int64)
+    bundle, ids = Bundle.open(folder), np.ones((1, 4), np.int64)
     with bundle.session(bundle.artifact("model"), OpenOptions(threads=1)) as session:
         assert session.provider == default_provider()
         assert session.run({"input_ids": ids, "attention_mask": ids})["logits"].shape == (1, 2)
@@ -48,29 +44,29 @@ def test_a_damaged_file_is_refused(folder: Path) -> None:
         (content[:-1] + b"\xff", r"model\.onnx: changed since it was exported.*copy the whole bundle"),
     ):
         file.write_bytes(damaged)
-        bundle = opened(folder)
+        bundle = Bundle.open(folder)
         with pytest.raises(ArtifactError, match=message):
             bundle.session(bundle.artifact("model"))
     file.unlink()
-    bundle = opened(folder)
+    bundle = Bundle.open(folder)
     with pytest.raises(ArtifactError, match=r"model\.onnx: cannot be read"):
         bundle.session(bundle.artifact("model"))
 
 
 def test_changed_weights_and_golden_inputs_are_noticed(folder: Path) -> None:
-    assert len(opened(folder).golden()) == 5
+    assert len(Bundle.open(folder).golden()) == 5
     with (folder / "golden.npz").open("ab") as file:
         file.write(b"x")
     with pytest.raises(ArtifactError, match=r"golden\.npz: changed"):
-        opened(folder).golden()
+        Bundle.open(folder).golden()
     weights = folder / "onnx" / "weights.bin"
     weights.write_bytes(b"shared")
     files = {"onnx/weights.bin": sha256_of(weights)}
     write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files=files)
-    opened(folder).check(opened(folder).artifact("model"))
+    Bundle.open(folder).check(Bundle.open(folder).artifact("model"))
     weights.write_bytes(b"Shared")
     with pytest.raises(ArtifactError, match=r"weights\.bin: changed"):
-        opened(folder).check(opened(folder).artifact("model"))
+        Bundle.open(folder).check(Bundle.open(folder).artifact("model"))
 
 
 @pytest.mark.parametrize("place", ["file", "weights_file", "parts", "link"])
@@ -84,14 +80,14 @@ def test_a_manifest_cannot_point_outside_its_bundle(folder: Path, place: str) ->
         changes = {place: {"loop": "../outside.onnx"} if place == "parts" else "../outside.onnx"}
         entry = artifact_of(folder, "onnx/model.onnx", **changes, sha256=sha256_of(outside))
         write_manifest(folder, [entry], files={"../outside.onnx": sha256_of(outside)})
-    bundle = opened(folder)
+    bundle = Bundle.open(folder)
     with pytest.raises(ArtifactError, match="outside the bundle"):
         bundle.files(bundle.artifact("model"))
 
 
 def test_files_without_a_checksum_are_not_opened(folder: Path) -> None:
     write_manifest(folder, [artifact_of(folder, "onnx/model.onnx", sha256=None)], files={})
-    bundle = opened(folder)
+    bundle = Bundle.open(folder)
     with pytest.raises(ArtifactError, match=r"model needs onnx/model\.onnx, which is not listed with a checksum"):
         bundle.session(bundle.artifact("model"))
     with pytest.raises(ArtifactError, match=r"golden\.npz is needed, which is not listed"):
@@ -115,25 +111,20 @@ def test_what_cannot_run_is_refused(folder: Path, changes: dict[str, Any], messa
     write_manifest(folder, [artifact])
     assert cannot_run(artifact) or changes.get("status")
     with pytest.raises((ArtifactError, MissingDependencyError), match=message):
-        opened(folder).session(artifact)
+        Bundle.open(folder).session(artifact)
 
 
 def test_every_file_is_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
-
-    def counted(path: Path) -> str:
-        hashed.append(path.name)
-        return sha256_of(path)
-
-    monkeypatch.setattr(bundle_files, "sha256_of", counted)
-    bundle = opened(OLD_FORMAT / "language-v1" / "bundle")
+    monkeypatch.setattr(bundle_files, "sha256_of", lambda path: hashed.append(path.name) or sha256_of(path))
+    bundle = Bundle.open(OLD_FORMAT / "language-v1" / "bundle")
     for id_ in ("onnx-fp32", "onnx-fp32-exit2", "onnx-fp32"):
         bundle.check(bundle.artifact(id_))
     assert sorted(hashed) == ["model.onnx", "model.onnx_data", "model_exit2.onnx"]
 
 
 def test_exits_and_loops() -> None:
-    classifier, language = (opened(OLD_FORMAT / name / "bundle") for name in ("classifier-v1", "language-v1"))
+    classifier, language = (Bundle.open(OLD_FORMAT / name / "bundle") for name in ("classifier-v1", "language-v1"))
     assert (classifier.loops, language.loops) == (2, 4)
     exits = {"onnx-fp32": (), "onnx-fp32-exit1": (1,), "onnx-fp32-step": (1, 2)}
     assert {a.id: classifier.exits(a) for a in classifier.built() if a.precision == "fp32"} == exits
@@ -142,7 +133,7 @@ def test_exits_and_loops() -> None:
 
 
 def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
-    bundle = opened(OLD_FORMAT / "classifier-v1" / "bundle")
+    bundle = Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle")
     untrimmed, trimmed = bundle.artifact("onnx-fp16"), bundle.artifact("onnx-fp16-trim")
     assert bundle.reader(trimmed).vocabulary < bundle.reader(untrimmed).vocabulary
     assert bundle.reader(untrimmed) is bundle.reader() is not bundle.reader(trimmed)
@@ -152,7 +143,7 @@ def test_trimmed_artifacts_have_their_own_tokenizer_and_golden_inputs() -> None:
 def test_a_damaged_configuration_is_named(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(OLD_FORMAT / "classifier-v1" / "bundle", tmp_path / "bundle"))
     (folder / "config.json").write_text('{"iterations": "many"}', encoding="utf-8")
-    manifest = opened(folder).manifest
+    manifest = Bundle.open(folder).manifest
     files = {**manifest.files, "config.json": sha256_of(folder / "config.json")}
     bundle = Bundle(folder, manifest.model_copy(update={"files": files}))
     with pytest.raises(ArtifactError, match=r"config\.json: damaged \(iterations: "):
@@ -190,7 +181,7 @@ class TestExternalData:
             (folder / name).write_bytes(content)
         listed = {name: sha256_of(folder / name) for name in files}
         write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")], files=listed)
-        return opened(folder)
+        return Bundle.open(folder)
 
     @pytest.mark.parametrize("inside", [False, True])
     def test_a_file_that_is_not_listed(self, folder: Path, inside: bool) -> None:
@@ -223,7 +214,7 @@ class TestExternalData:
         (folder / "onnx" / "model.onnx").write_bytes(model.SerializeToString())
         write_manifest(folder, [artifact_of(folder, "onnx/model.onnx")])
         with pytest.raises(ArtifactError, match="EPContext"):
-            opened(folder).session(opened(folder).artifact("model"))
+            Bundle.open(folder).session(Bundle.open(folder).artifact("model"))
 
     @pytest.mark.slow
     def test_every_command_refuses(self, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ processes of their own, and by the functions that they call.
 
 import json
 import random
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,10 +111,3 @@ def test_profile_measures_on_this_host_and_estimates_for_a_card(folder: Path, ru
     assert outcome.code in (0, 3), outcome.err
     rows = [row for row in json.loads(outcome.out)["rows"] if row["where"] == "device"]
     assert rows and {row["latency_ms"]["status"] for row in rows} <= {"estimated", "measured"}
-
-
-def test_a_process_without_the_package_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes = str(Path(__file__).resolve().parent / "fakes")
-    monkeypatch.setattr(sys, "path", [place for place in sys.path if not place.startswith(fakes)])
-    outcome = edgeformer("train", "recipe.yaml", cwd=folder)
-    assert outcome.code == 2 and "'averaging'" in outcome.err and "Traceback" not in outcome.err

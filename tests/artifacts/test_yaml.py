@@ -53,17 +53,14 @@ def test_whole_recipes_come_back_equal(labels: list[str], column: str) -> None:
     assert type(recipe).model_validate(written) == named
 
 
-ODD = ("1e+3", ".5e3", "no", "~", "2026-11-28", "12:30:45")
-"""Labels that YAML reads as numbers, as nothing or as dates, unless they are quoted."""
-
-
 def test_a_drafted_recipe_with_such_names_is_read_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command opens a run through its recipe."""
+    """Every command opens a run through its recipe; YAML reads unquoted labels as numbers, as nothing or as dates."""
     monkeypatch.chdir(tmp_path)
-    rows = [f"{word} {word} number {n},{label}" for n in range(15) for word, label in zip("abcdef", ODD, strict=True)]
+    odd = ("1e+3", ".5e3", "no", "~", "2026-11-28", "12:30:45")
+    rows = [f"{word} {word} number {n},{label}" for n in range(15) for word, label in zip("abcdef", odd, strict=True)]
     Path("5e-3.csv").write_text("\n".join(["1e3,5e-3", *rows]) + "\n", encoding="utf-8")
     drafted = draft(Path("5e-3.csv"), DraftOptions())
     recipe: Any = load_recipe(str(drafted.path))
-    assert (recipe.name, sorted(recipe.data.labels)) == ("5e-3", sorted(ODD))
+    assert (recipe.name, sorted(recipe.data.labels)) == ("5e-3", sorted(odd))
     (source,) = recipe.data.parts["train"]
     assert (source.text, source.label) == ("1e3", "5e-3")

@@ -1,11 +1,9 @@
 """Artifacts, their scores and their rows, by hand, for what a choice picks of them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from edgeformer.artifacts.bundle_files import TargetRecord
 from edgeformer.artifacts.data_config import DataConfig
 from edgeformer.artifacts.manifest import ArtifactManifest, BundleManifest
 from edgeformer.artifacts.report import Choice, Energy, Latency, Memory, Row
@@ -69,15 +67,7 @@ def estimate(name: str, low: float, high: float, size: int = 500) -> Row:
     )  # fmt: skip
 
 
-def run(
-    manifest: BundleManifest,
-    rows: list[Row],
-    limits: Requirements | None = None,
-    options: ChoiceOptions | None = None,
-    kind: Literal["cuda", "cpu"] = "cpu",
-    on_target: bool = True,
-    records: Mapping[str, TargetRecord] = MappingProxyType({}),
-) -> Choice:
+def run(manifest, rows, limits=None, options=None, kind="cpu", on_target=True, records=MappingProxyType({})) -> Choice:
     device_rows = rows_of_kind(rows, kind) if on_target else [row for row in rows if row.where == "device"]
     options, limits = options or ChoiceOptions(), limits or requirements()
     check_options(options, manifest)

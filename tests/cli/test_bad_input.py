@@ -6,8 +6,7 @@ import pytest
 
 from tests.cli.run_cli import Outcome, edgeformer
 
-HEADER = "label\ttext\n"
-GOOD = HEADER + "".join(f"{i % 2}\tthis is review number {i}\n" for i in range(40))
+GOOD = "label\ttext\n" + "".join(f"{i % 2}\tthis is review number {i}\n" for i in range(40))
 RECIPE = """
 name: mine
 task: classification

@@ -60,9 +60,7 @@ def predict(folder: Path, *arguments: str, code: int = 3) -> Outcome:
 
 
 def bundle(folder: Path, name: str) -> api.Bundle:
-    opened = api.open(folder / "artifacts" / name / "bundle")
-    assert isinstance(opened, api.Bundle)
-    return opened
+    return api.Bundle.open(folder / "artifacts" / name / "bundle")
 
 
 def vectors_of(folder: Path, texts: list[str]) -> Any:
@@ -226,11 +224,8 @@ def test_stored_vectors_keep_cosines() -> None:
     # All other texts are compared, not the text itself.
     cosine = unit_rows(vectors[8:30]) @ unit_rows(vectors[8:30]).T
     quantized = stored_units(vectors[8:30], "binary") @ stored_units(vectors[8:30], "binary").T
-    shares = []
-    for row in range(22):
-        others = [n for n in range(22) if n != row]
-        nearest = [{*sorted(others, key=lambda n: -side[row, n])[:10]} for side in (cosine, quantized)]
-        shares.append(len(nearest[0] & nearest[1]) / 10)
+    nearest = (np.argsort(9 * np.eye(22) - side, kind="stable")[:, :10] for side in (cosine, quantized))
+    shares = [len({*first} & {*second}) / 10 for first, second in zip(*nearest, strict=True)]
     assert loss("binary", 22).recall_at_10 == pytest.approx(np.mean(shares), abs=0.02)  # ties in another order
 
 

@@ -12,15 +12,13 @@ from tests.cli.run_cli import Outcome, edgeformer
 from tests.interface.record import key_paths, load, missing_keys, missing_options, read_commands, run_documents
 
 OPTIONS, DOCUMENTS, EXIT_CODES = load("options.json"), load("json_keys.json"), load("exit_codes.json")
+SLOW = ("train", "gate")
+"""Documents of commands that take long."""
 
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("interface")
-
-
-SLOW = ("train", "gate")
-"""Documents of commands that take long."""
 
 
 @pytest.fixture(scope="module")

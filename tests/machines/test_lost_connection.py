@@ -110,7 +110,6 @@ def check_clean(sshd: Sshd) -> None:
     assert not left
 
 
-KILLS = 50
 VERIFY = ["verify", "small", "--on", "kitchen-pi", "--json"]
 PROFILE = ["profile", "small", "--on", "kitchen-pi", "--batch", "1", "--seq", "64", "--artifact", "onnx-fp32", "--json"]
 CLEAN = ["machines", "clean", "kitchen-pi", "--json"]
@@ -141,7 +140,7 @@ def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
     report = run / "reports" / "host-onnx-fp32-on-kitchen-pi.json"
     run_and_kill(machine, cwd, PROFILE)
     measured_s = time.monotonic() - started
-    while kills < KILLS:
+    while kills < 50:
         report.unlink(missing_ok=True)
         moment = time.monotonic() + choose.uniform(0.3, measured_s)
         first, was_killed = run_and_kill(machine, cwd, PROFILE, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]

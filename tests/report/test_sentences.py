@@ -7,12 +7,10 @@ from string import Formatter
 import edgeformer
 from edgeformer.report.sentences import NOTES
 
-PACKAGE = Path(edgeformer.__file__).parent
-
 
 def test_every_note_has_a_template_with_its_facts() -> None:
     used: set[str] = set()
-    for path in PACKAGE.rglob("*.py"):
+    for path in Path(edgeformer.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "note" or not node.args:
                 continue
