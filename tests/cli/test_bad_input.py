@@ -66,7 +66,6 @@ def test_wrong_data(folder: Path, content: bytes, expected: tuple[str, ...]) -> 
         ("evaluate nothing-001", ("nothing-001",)),
         ("init a.conll --delimiter comma", ("--delimiter: is for CSV, and a.conll has texts with spans (conll)",)),
         ("search a.conll --no-source --quote single", ("--quote: is for CSV",)),
-        ("predict a b --top 3", ("--top: is the number of ranked texts",)),
     ],
 )
 def test_wrong_arguments(folder: Path, command: str, expected: tuple[str, ...]) -> None:

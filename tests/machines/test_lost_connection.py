@@ -52,16 +52,9 @@ def find_clients(command: psutil.Process, sockets: set[str]) -> list[psutil.Proc
 def run_and_kill(
     sshd: Sshd, cwd: Path, arguments: list[str], kill: Callable[[int], bool] = lambda lines: False
 ) -> tuple[subprocess.CompletedProcess[str], bool]:
-    """Run a command, and kill its connections once when ``kill`` says so.
+    """Run a command, and kill its connections once when ``kill`` says so, given the number of lines on stderr so far.
 
-    Args:
-        sshd: the machine.
-        cwd: working directory.
-        arguments: of ``edgeformer``.
-        kill: takes the number of lines that the command has printed on stderr so far; called often; default: never.
-
-    Returns:
-        The finished command, and whether a connection was killed.
+    Returns the finished command, and whether a connection was killed.
     """
     environment = {**os.environ, "EDGEFORMER_SSH": sshd.ssh, "EDGEFORMER_PROGRESS": "json"}
     command = [sys.executable, "-m", "edgeformer", *arguments]
@@ -135,39 +128,32 @@ def test_a_connection_killed_at_each_step(machine: Sshd, run: Path) -> None:
 
 
 @pytest.mark.torture
-def test_connections_killed_at_random_moments(machine: Sshd, run: Path) -> None:
-    cwd, choose, started, kills = run.parents[1], random.Random(1), time.monotonic(), 0
-    report = run / "reports" / "host-onnx-fp32-on-kitchen-pi.json"
-    run_and_kill(machine, cwd, PROFILE)
+@pytest.mark.parametrize(("command", "enough"), [(PROFILE, 50), (VERIFY, 5)], ids=["profile", "install and verify"])
+def test_connections_killed_at_random_moments(machine: Sshd, run: Path, command: list[str], enough: int) -> None:
+    cwd, choose, kills, has_report = run.parents[1], random.Random(1), 0, command is PROFILE
+
+    def prepare() -> None:
+        (run / "reports" / "host-onnx-fp32-on-kitchen-pi.json").unlink(missing_ok=True)
+        if command is VERIFY:
+            run_and_kill(machine, cwd, CLEAN)
+            check_clean(machine)
+
+    prepare()
+    started = time.monotonic()
+    run_and_kill(machine, cwd, command)
     measured_s = time.monotonic() - started
-    while kills < 50:
-        report.unlink(missing_ok=True)
+    while kills < enough:
+        prepare()
         moment = time.monotonic() + choose.uniform(0.3, measured_s)
-        first, was_killed = run_and_kill(machine, cwd, PROFILE, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
-        assert check_reports(run) <= 1
+        first, was_killed = run_and_kill(machine, cwd, command, lambda _, moment=moment: time.monotonic() > moment)
+        assert check_reports(run) <= has_report
         kills += was_killed
-        second, _ = run_and_kill(machine, cwd, PROFILE)
+        second, _ = run_and_kill(machine, cwd, command)
         print(kills, was_killed, first.returncode, second.returncode, flush=True)
         assert second.returncode == 0, second.stderr
-        assert check_reports(run) == 1
+        assert check_reports(run) == has_report
     run_and_kill(machine, cwd, CLEAN)
     check_clean(machine)
-
-
-@pytest.mark.torture
-def test_installations_killed_at_random_moments(sshd: Sshd, run: Path) -> None:
-    cwd, choose, started, kills = run.parents[1], random.Random(2), time.monotonic(), 0
-    run_and_kill(sshd, cwd, VERIFY)
-    measured_s = time.monotonic() - started
-    while kills < 5:
-        run_and_kill(sshd, cwd, CLEAN)
-        check_clean(sshd)
-        moment = time.monotonic() + choose.uniform(0.3, measured_s)
-        first, was_killed = run_and_kill(sshd, cwd, VERIFY, lambda _, moment=moment: time.monotonic() > moment)  # type: ignore[misc]
-        kills += was_killed
-        second, _ = run_and_kill(sshd, cwd, VERIFY)
-        print(kills, was_killed, first.returncode, second.returncode, flush=True)
-        assert second.returncode == 0, second.stderr
 
 
 @pytest.mark.slow

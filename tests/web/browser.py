@@ -60,9 +60,8 @@ class Tab:
 
     def run(self, expression: str) -> Any:
         """Return the value of an expression or promise; an exception fails the test."""
-        reply = self.send(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
-        )
+        options = {"awaitPromise": True, "returnByValue": True, "userGesture": True}
+        reply = self.send("Runtime.evaluate", expression=expression, **options)
         if "exceptionDetails" in reply:
             details = reply["exceptionDetails"]
             pytest.fail(details.get("exception", {}).get("description", details["text"]))
