@@ -1,4 +1,4 @@
-"""docs/results/ is written from its templates and the committed JSON; no figure in it is typed."""
+"""Pages of docs/ with figures are written from their templates and the committed JSON; no figure in them is typed."""
 
 import json
 import re
@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 
 import benchmarks.results_page.__main__ as results_page
+from benchmarks.estimates import page
+from benchmarks.estimates.record import enough, summary
 from benchmarks.results_page.facts import facts
 from benchmarks.results_page.studies import study_pages
 from benchmarks.results_page.tables import TABLES
+from edgeformer.estimate import estimate
 
 TEMPLATES = [path.read_text(encoding="utf-8") for path in results_page.TEMPLATES]
 PLACEHOLDER = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
@@ -44,12 +47,12 @@ def narrowest(cell: str) -> float:
 def test_tables_fit_a_screen_of_1280_pixels() -> None:
     """The site's column is 930 px wide there; cells break at spaces, hyphens and the slashes of paths."""
     tables = 0
-    for page in sorted(results_page.FOLDER.rglob("*.md")):
-        for table in re.findall(r"(?:^\|.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE):
+    for file in sorted(results_page.FOLDER.rglob("*.md")):
+        for table in re.findall(r"(?:^\|.*\n)+", file.read_text(encoding="utf-8"), re.MULTILINE):
             lines = [line.strip().strip("|") for line in table.splitlines() if not re.fullmatch(r"[|:\- ]+", line)]
             rows = [[cell.strip() or "–" for cell in re.split(r"(?<!\\)\|", line)] for line in lines]
             width = sum(max(map(narrowest, column)) for column in zip(*rows, strict=True))
-            assert width < 930, f"{page.name}: {rows[0]} takes {width:.0f} px"
+            assert width < 930, f"{file.name}: {rows[0]} takes {width:.0f} px"
             tables += 1
     assert tables > 100
 
@@ -134,3 +137,66 @@ def test_pages_name_the_origin_of_their_figures_and_mark_superseded_ones() -> No
     assert "**Superseded** on 2026-11-24 by commit 00807e5" in pages["language-models.md"]
     for study in ("table6", "table9", "table10", "table11"):
         assert f"`python -m benchmarks.studies {study} --data DIR --fresh`" in pages[f"studies/{study}.md"], study
+
+
+def test_page_and_shipped_record_are_what_the_json_says() -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(), "run: make results"
+    assert page.EXPLANATION.read_text(encoding="utf-8") == page.explanation(), "run: make results"
+    assert estimate.shipped_record() == page.shipped_record(), "run: make results"
+    record = estimate.shipped_record()
+    assert f"{record.within_15_percent:.0%} of {record.cases} estimated times are within 15%" in page.page()
+    assert f"median error is {record.median_error:.1%}" in page.page()
+    assert f"cases within ±15%: {record.within_15_percent:.0%} of {record.cases} |" in page.explanation()
+
+
+def row(model: str, log2: float, **changes: Any) -> dict[str, Any]:
+    measured = {"small": 1.0, "middle": 2.0, "large": 8.0}[model]
+    estimated = measured * 2**log2
+    return {
+        "model": model, "family": "f", "theirs": False, "artifact": "onnx-fp32", "precision": "fp32", "threads": 1,
+        "phase": "steady", "batch": 1, "seq": 16, "measured_ms": measured, "process_ms": [measured, measured * 1.02],
+        "estimated_ms": estimated, "low_ms": estimated / 1.2, "high_ms": estimated * 1.2, "log2": log2,
+        "doubts": [], "reason": "calibrated",
+        **changes,
+    }  # fmt: skip
+
+
+ROWS = [row("small", 0.05), row("middle", -0.1), row("large", 0.5, phase="decode")]
+
+
+def test_errors_ranges_and_order_are_counted() -> None:
+    figures = summary(ROWS)
+    assert (figures["cases"], figures["models"]) == (3, 3)
+    assert figures["within_15_percent"] == figures["ranges_held"] == pytest.approx(2 / 3)
+    assert figures["median_error"] == pytest.approx(2**0.1 - 1) and figures["worst_error"] == pytest.approx(2**0.5 - 1)
+    assert figures["widest"] == pytest.approx(1.44)
+    assert figures["repeatability"] == pytest.approx(0.02)
+    assert figures["wanted"] == {
+        "within_15_percent": False, "median_error": False, "ranges_held": False, "widest": True, "tau": True
+    }  # fmt: skip
+
+
+def test_a_record_of_left_out_models_has_every_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = summary(ROWS)
+    figures["enough"] = enough(ROWS, 0.0)
+    figures["wanted"]["enough"] = all(figures["enough"].values())
+    unestimated = {**ROWS[0], "model": "lost", "log2": None, "reason": "no estimate, because up to 80% of the time"}
+    record: dict[str, Any] = {
+        "format": "left-out-models", "measured": "2027-01-02T00", "host": {"cpu": "A 9", "cores": 2},
+        "summary": figures, "families": {"encoders": figures}, "precisions": {"fp32": figures},
+        "without_kind": summary(ROWS[:2]), "doubted": None, "cases": [*ROWS, unestimated],
+        "missing": [{"model": "x", "artifact": "a", "threads": "1", "shape": "8×64", "why": "beyond the 60 s"}],
+    }  # fmt: skip
+    monkeypatch.setattr(page, "newest", lambda: (page.RESULTS / "here" / "2027-01-02-estimator.json", record))
+    text, explanation = page.page(), page.explanation()
+    assert text.count("| small ") == 2 and text.count("| large ") == 2 and "1×16 token" in text
+    assert "| cases within ±15%: 67% of 3 | 80% | **missed** |" in explanation
+    assert "| enough cases, idle machine: not 60 cases, 5 models" in explanation
+    assert "without models of the same family" in explanation and "No case has unchecked operators" in explanation
+    assert "beyond the 60 s" in text and "no estimate, because up to 80% of the time" in text, (
+        "what was left out is listed"
+    )
+    assert "## Not checked" in explanation
+    record["doubted"] = {**summary(ROWS), "cases": 44}
+    assert "44 further cases have unchecked operators" in page.explanation()
+    assert "they miss 3 of 5 targets" in page.explanation()

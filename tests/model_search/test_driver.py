@@ -1,6 +1,9 @@
-"""Rules of a search: which models are expected to score higher, and which taught models are refused."""
+"""The models of a search, its rules and its command: order, teachers, skipped and refused models, its page."""
 
+import csv
+import json
 import os
+import random
 import signal
 import sys
 import threading
@@ -9,13 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from edgeformer.artifacts.errors import InterruptedRun
 from edgeformer.artifacts.model_search import ModelSearch, SearchedModel
+from edgeformer.artifacts.progress import SILENT
+from edgeformer.data.sources import Columns
 from edgeformer.model_search.driver import ModelSearchOptions, _CommandError, _ModelSearch
-from edgeformer.model_search.ladder import LadderModel
+from edgeformer.model_search.ladder import LadderModel, ladder_of_file, ladder_of_recipe
+from edgeformer.models import load_recipe
 from edgeformer.run import read_run
 from edgeformer.system.signals import handle_signals
+from tests.cli.run_cli import edgeformer
 from tests.training.runs import Messages
 
 LADDER = (
@@ -106,3 +114,109 @@ def test_an_interrupted_command_is_no_failure(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(InterruptedRun):
         search.run("data.csv", None, lambda result, folder: None)
     assert {model.status for model in search.result.models} == {"waiting"}
+
+
+TAUGHT = {"linear-distilled", "light-distilled", "folded"}
+WITH_SOURCE = ["linear", "frozen", "small", "light", "pretrained"]
+UNLABELLED = ["training.teacher=x", "data.unlabelled=[{kind: synthetic-reviews, rows: 9}]"]
+TOPICS = ["task=multi-label-classification", "tokenizer={kind: trained}", "model={kind: linear}", "training={}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "source", "expected"),
+    [
+        ("quickstart", UNLABELLED, True,
+         [*WITH_SOURCE, "folded", "linear-distilled", "light-distilled"]),
+        ("quickstart", TOPICS, True, WITH_SOURCE),
+        ("quickstart", [], False, ["linear", "small", "light"]),
+    ],
+)  # fmt: skip
+def test_models_from_cheap_to_expensive(name, changes, source, expected, minilm, tmp_path):
+    """Every model is a valid recipe, and only those with a teacher read texts without labels."""
+    if changes == TOPICS:
+        lines = [f'{number} cups;"{("food", "price", "food,price")[number % 3]}"' for number in range(60)]
+        (tmp_path / "topics.csv").write_text("\n".join(["text;label", *lines]), encoding="utf-8")
+        part = f"{{kind: file, path: {tmp_path / 'topics.csv'}, delimiter: ';'}}"
+        data = f"parts: {{train: [{part}]}}, split: stratified, labels: [food, price], label_separator: ','"
+        changes = [*changes, f"data={{{data}, max_length: 32}}"]
+    ladder = ladder_of_recipe(load_recipe(name, changes), str(minilm) if source else None)
+    assert [model.name for model in ladder] == expected
+    for model in ladder:
+        assert bool(model.teachers) == (model.name in TAUGHT)
+        sections = {"name": model.name, **model.sections}
+        if model.teachers:
+            sections["training"] = {**sections["training"], "teacher": "some-run"}
+        path = tmp_path / f"{model.name}.yaml"
+        path.write_text(yaml.safe_dump(sections), encoding="utf-8")
+        recipe: Any = load_recipe(str(path))
+        assert bool(recipe.data.unlabelled) == (bool(model.teachers) and changes == UNLABELLED)
+
+
+def test_spans_get_the_pretrained_encoder_first(minilm: Path, tmp_path: Path) -> None:
+    """The others would use up the budget; the larger is skipped where the pretrained encoder is far better."""
+    path = tmp_path / "names.conll"
+    path.write_text("".join(f"Ada B-PER\nis O\nin O\nUlm{number} B-LOC\n\n" for number in range(40)), encoding="utf-8")
+    ladder = ladder_of_file(path, Columns(), str(minilm), SILENT)
+    assert [model.name for model in ladder] == ["pretrained", "small", "light"]
+
+
+WORDS = {"billing": "invoice refund payment card", "login": "password account locked reset"}
+
+
+def write_tickets(path: Path, seed: int = 0) -> None:
+    generator = random.Random(seed)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for number in range(400):
+            label = generator.choice([*WORDS])
+            words = generator.choices(["please", "help", "my", "the", "with", "again", "not", "today"], k=8)
+            writer.writerow([" ".join([*words, generator.choice(WORDS[label].split()), str(number)]), label])
+
+
+@pytest.mark.slow
+def test_a_linear_model_is_found_and_kept(tmp_path: Path) -> None:
+    write_tickets(tmp_path / "tickets.csv")
+    command = ("search", "tickets.csv", "--device", "raspberry-pi-5", "--models", "linear", "--json")
+    result = json.loads(edgeformer(*command, "--min-score", "0.8", cwd=tmp_path).out)
+    candidates = [candidate["artifact"] for candidate in result["search"]["candidates"]]
+    assert "linear/onnx-fp32" in candidates and candidates[result["search"]["pick"]].startswith("linear/")
+    (test,) = result["tests"]
+    assert test["rows"] == 40 and test["score"] > 0.9 and test["low"] < test["score"]
+    states = {model["name"]: (model["status"], model["reason"]) for model in result["models"]}
+    assert states["linear"] == ("measured", None) and states["small"] == ("skipped", "not among --models")
+    page = (tmp_path / "artifacts" / "tickets-search" / "search.html").read_text(encoding="utf-8")
+    assert "<svg" in page and " UTC</p>" in page and "On 40 test rows its accuracy is" in page
+
+    run = tmp_path / "artifacts" / "tickets-linear" / "run.json"
+    trained = run.stat().st_mtime_ns
+    refused = edgeformer(*command, "--max-size", "1KiB", cwd=tmp_path)
+    assert refused.code == 3 and run.stat().st_mtime_ns == trained, "other limits are answered without training"
+    assert "is over 1.0 KiB" in json.loads(refused.out)["search"]["candidates"][0]["reason"]
+
+    rows = "".join(f"{number} good,a\n{number} bad,b\n" for number in range(99))
+    (tmp_path / "tickets.csv").write_text("text,label\n" + rows, encoding="utf-8")
+    other = edgeformer(*command, cwd=tmp_path)
+    assert other.code == 2 and "choose another --name" in other.err
+
+
+@pytest.mark.slow
+def test_unusable_requests_are_refused(tmp_path: Path) -> None:
+    write_tickets(tmp_path / "tickets.csv")
+    sentence = "Ada B-PER\nlived O\nin O\nUlm{} B-LOC\n\n"
+    (tmp_path / "names.conll").write_text("".join(sentence.format(number) for number in range(40)), encoding="utf-8")
+    for arguments, message in (
+        (("nowhere.csv",), "nowhere.csv"),
+        (("tickets.csv", "--no-source", "--models", "linaer"), "there is no linaer; available: linear, small, light"),
+        (("tickets.csv", "--no-source", "--models", "folded"), "those that need a pretrained encoder need --source"),
+        (("tickets.csv", "--tokenizer", "tickets.csv"), "are of a recipe"),
+        (("quickstart", "--text", "x"), "a recipe names these itself"),
+        (("crt_mini",), "crt_mini: is data of the task language-modeling, and search trains classifiers"),
+        (("names.conll", "--no-source", "--models", "linear"), "there is no linear; available: small, light"),
+        (("tickets.csv", "--budget", "2"), "--budget"),
+        (("tickets.csv", "--device", "nokia"), "nokia"),
+        (("tickets.csv", "--name", "../x"), "use letters, digits"),
+    ):
+        refused = edgeformer("search", *arguments, cwd=tmp_path)
+        assert refused.code == 2 and message in " ".join(refused.err.split()), arguments
+    assert not (tmp_path / "artifacts").exists()

@@ -1,21 +1,28 @@
-"""Terminal, Markdown, CSV, badge and files of a report."""
+"""Terminal, Markdown, CSV, badge and files of a report; its sentences, its notes and its published rows."""
 
+import ast
 import csv
 import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from string import Formatter
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+import edgeformer
+from edgeformer.artifacts.errors import InputError
 from edgeformer.artifacts.report import Candidate, Choice, NotJudged, Report, Verdict
+from edgeformer.bundle import Bundle
 from edgeformer.report.context import ReportContext, measurement_columns
 from edgeformer.report.documents import badge_svg, write_report
-from edgeformer.report.sentences import badge_markdown, estimate_note, verdict_sentence
+from edgeformer.report.publish import COLUMNS, append_published
+from edgeformer.report.sentences import NOTES, badge_markdown, estimate_note, verdict_sentence
 from edgeformer.run import Location
+from tests.conftest import GOLDEN
 from tests.report import made_reports
 from tests.report.made_reports import SIZE, estimated, made_report, made_row, markdown_of, measured, terminal_of
 
@@ -197,3 +204,45 @@ def test_files_are_written_and_leftovers_of_killed_processes_removed(tmp_path, m
     assert [path.name for path in paths] == [f"rtx4050.{kind}" for kind in ("json", "md", "csv", "html", "svg")]
     assert Report.model_validate_json(paths[0].read_bytes(), strict=False) == report
     assert {path.name for path in folder.iterdir()} == kept | {path.name for path in paths}
+
+
+def test_every_note_has_a_template_with_its_facts() -> None:
+    used: set[str] = set()
+    for path in Path(edgeformer.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or getattr(node.func, "id", "") != "note" or not node.args:
+                continue
+            parts = [node.args[0]]
+            if isinstance(parts[0], ast.IfExp):
+                parts = [parts[0].body, parts[0].orelse]
+            for part in parts:
+                if not isinstance(part, ast.Constant) or part.value not in NOTES:
+                    continue
+                used.add(part.value)
+                needed = {name for _, name, _, _ in Formatter().parse(NOTES[part.value]) if name}
+                assert needed <= {keyword.arg for keyword in node.keywords}, (path, node.lineno)
+    computed = {"no budget", "memory budget"}  # request.py names these by a variable
+    assert used | computed == NOTES.keys()
+
+
+def test_stable_measured_times_are_added_to_a_file_with_these_columns(tmp_path: Path) -> None:
+    bundle, path = Bundle.open(GOLDEN / "small" / "bundle"), tmp_path / "rows.csv"
+    report = made_report(
+        made_row(measured(12.5)), made_row(measured(stable=False)), made_row(measured(), phase="cold"),
+        made_row(estimated(), "device"), run="my secret run", bundle="/home/me/bundle",
+    )  # fmt: skip
+    assert append_published(report, bundle, path) == append_published(report, bundle, path) == 1
+    text = path.read_text(encoding="utf-8")
+    assert "secret" not in text and "/home" not in text
+    first, second = csv.DictReader(text.splitlines())
+    assert first == second and tuple(first) == COLUMNS
+    expected = {
+        "device": "Some CPU", "runtime": "ONNX Runtime", "version": "1.31", "input": "sequence 128",
+        "precision": "FP32", "batch": "1", "value": "12.5", "unit": "ms", "date": "2026-11-21", "note": "200 calls",
+    }  # fmt: skip
+    assert expected.items() <= first.items()
+    path = tmp_path / "mine.csv"
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(InputError, match="give a new file"):
+        append_published(made_report(), Bundle.open(GOLDEN / "small" / "bundle"), path)
+    assert path.read_text(encoding="utf-8") == "a,b\n1,2\n"
