@@ -33,14 +33,6 @@ GOAL = ("--max-drop", "8%", "--risk", "10%")
 HeldOut = Callable[[int], Path]
 
 
-@pytest.fixture
-def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Lines that the command line prints on stderr."""
-    lines: list[str] = []
-    monkeypatch.setattr("edgeformer.cli.options.say", lambda text, **_: lines.append(text))
-    return lines
-
-
 def step_graphs() -> dict[str, onnx.ModelProto]:
     """Embed, loop and readout of a model whose second loop changes some answers, mostly those of low confidence.
 
@@ -181,7 +173,9 @@ def test_early_exit_is_recommended_where_it_is_faster(bundle, held_out, edgeform
         assert "early exit is faster" in printed and f"--confidence auto --artifact {STEP}" in printed
 
 
-def test_predict_prints_the_guarantee(promised, tmp_path, edgeformer, messages):
+def test_predict_prints_the_guarantee(promised, tmp_path, edgeformer, monkeypatch):
+    messages: list[str] = []  # on stderr
+    monkeypatch.setattr("edgeformer.cli.options.say", lambda text, **_: messages.append(text))
     bundle = Path(shutil.copytree(promised, tmp_path / "device"))
     guarantee = guarantee_of(bundle)
     for low, high, verdict in (
