@@ -63,10 +63,6 @@ def _as_yaml(document: Any) -> bytes:
     return yaml.safe_dump(document, allow_unicode=True).encode("utf-8", "surrogatepass")
 
 
-def _as_text(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
-
-
 def _as_json(document: Any) -> bytes:
     return json.dumps(document).encode()
 
@@ -118,7 +114,7 @@ def _table(kind: str) -> st.SearchStrategy[bytes]:
 KINDS: dict[str, tuple[str, st.SearchStrategy[bytes], Callable[[Path], Any]]] = {
     "recipe": ("r.yaml", (changed(_RECIPE) | changed(_LANGUAGE)).map(_as_yaml), lambda path: load_recipe(str(path))),
     "profile": ("p.yaml", changed(_PROFILE).map(_as_yaml), lambda path: load_profile(str(path))),
-    "any YAML": ("y.yaml", st.text(max_size=80).map(_as_text), lambda path: load_recipe(str(path))),
+    "any YAML": ("y.yaml", st.text(max_size=80).map(str.encode), lambda path: load_recipe(str(path))),
     "bundle": ("bundle.json", changed(_BUNDLE).map(_as_json), _read_bundle),
     "run": ("run.json", changed(_RUN).map(_as_json), lambda path: Run.open(path.parent)),
     "report": ("report.json", changed(_REPORT).map(_as_json), _read_report),

@@ -1,9 +1,12 @@
-"""docs/claims.yaml: complete, and every verdict is what the committed results say by its rule."""
+"""docs/claims.yaml and docs/results/fidelity.md: complete, and every verdict and state is what is committed."""
 
+import ast
 import json
 import math
+import re
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -15,6 +18,7 @@ from benchmarks.claims.schema import Claim, Result, read_claims
 from benchmarks.claims.verdicts import fault
 from benchmarks.frame import RESULTS
 from edgeformer.artifacts.errors import InputError
+from tests.docs.document import ROOT
 
 
 def small(tmp_path: Path, **changes: Any) -> Path:
@@ -191,3 +195,89 @@ def test_a_figure_of_older_code_says_so(tmp_path: Path) -> None:
     assert only_result(path).why == why
     path = small(tmp_path, ours={"kind": "formula", "formula": "a", "of": {"a": {"kind": "code", "name": "math:pi"}}})
     assert "measured before" not in only_result(path).why
+
+
+FIDELITY = (ROOT / "docs" / "results" / "fidelity.md").read_text(encoding="utf-8")
+COUNTS = re.compile(
+    r"lists (\d+) elements .* (\d+) are built as in the paper and (\d+) differ on purpose; (\d+) results are measured, "
+    r"(\d+) are not measured, and (\d+) elements are absent"
+)
+
+
+class Row(NamedTuple):
+    """A row of a table of elements; ``state`` without the remark behind its colon."""
+
+    element: str
+    state: str
+    where: str
+    evidence: str
+
+
+CELLS = [line.strip("| ").split(" | ") for line in FIDELITY.splitlines() if line.startswith("| ")]
+ROWS = [Row(row[0], row[1].partition(":")[0], *row[2:]) for row in CELLS if len(row) == 4 and row[0] != "element"]
+STATES = re.findall(r"^\| \*([\w ]+)\* \| ", FIDELITY, re.MULTILINE)
+
+
+def names_in(node: Any) -> dict[str, Any]:
+    """Return name → what it stands for in a module or class of Python, or in a mapping of YAML."""
+    if isinstance(node, dict):
+        return node
+    names: dict[str, Any] = {}
+    for item in getattr(node, "body", []):
+        targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", item)]
+        names |= {getattr(target, "name", getattr(target, "id", "")): item for target in targets}
+    return names
+
+
+def exists(reference: str) -> bool:
+    """Whether a file ``path`` exists and has every name of ``path::Class::function`` or ``path::key.key``."""
+    path, *names = reference.split("::")
+    if not (ROOT / path).exists():
+        return False
+    if not names:
+        return True
+    text = (ROOT / path).read_text(encoding="utf-8")
+    node: Any = ast.parse(text) if path.endswith(".py") else yaml.safe_load(text)
+    for name in ".".join(names).split("."):
+        node = names_in(node).get(name)
+        if node is None:
+            return False
+    return True
+
+
+def has_results(study: str, run: str | None) -> bool:
+    """Whether the table of a study is committed, and has rows of ``run``."""
+    table = ROOT / "benchmarks" / "results" / "studies" / f"{study}.json"
+    if not table.is_file():
+        return False
+    rows = json.loads(table.read_text(encoding="utf-8"))["rows"]
+    return any(row["missing"] is None and run in (None, row["run"]) for row in rows)
+
+
+def test_every_path_and_name_exists() -> None:
+    references = {span for row in ROWS for span in re.findall(r"`([^`]+)`", row.where + row.evidence)}
+    assert len(references) > 80 and [span for span in sorted(references) if not exists(span)] == []
+    links = {link.partition("#")[0] for row in ROWS for link in re.findall(r"\]\(([^)]+)\)", row.evidence)}
+    assert [link for link in sorted(links) if not (ROOT / "docs" / "results" / link).is_file()] == []
+    wrong = ("tests/docs/none.py", "tests/docs/test_claims.py::Row.none", "recipes/quickstart.yaml::data.none")
+    assert not any(exists(reference) for reference in wrong)
+
+
+def test_states_are_defined_and_counted() -> None:
+    assert len(STATES) == 5
+    counts = Counter(row.state for row in ROWS)
+    assert set(counts) == {*STATES}
+    stated = COUNTS.search(" ".join(FIDELITY.split()))
+    assert stated is not None and [*map(int, stated.groups())] == [len(ROWS), *(counts[state] for state in STATES)]
+    assert len({row.element for row in ROWS}) == len(ROWS)
+
+
+def test_studies_are_measured_if_their_tables_are_committed() -> None:
+    """A table that is committed later fails here: change the state of the row, and the counts above."""
+    wrong = [
+        f"{row.element}: {row.state}"
+        for row in ROWS
+        for study, run in re.findall(r"`benchmarks/studies/([\w-]+)\.yaml(?:::runs\.([\w-]+))?`", row.where)
+        if has_results(study, run or None) != (row.state == "measured")
+    ]
+    assert wrong == []

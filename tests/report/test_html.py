@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from edgeformer.artifacts.documents import find, read_yaml
 from edgeformer.artifacts.report import Latency, Memory, Report
 from tests.report.made_reports import estimated, html_of, made_report, made_row, made_search, measured
-from tests.web.browser import Tab, headless
+from tests.web.browser import headless
 
 _VOID = {"meta", "br", "img", "hr", "input", "link"}
 LOADS = {"script", "iframe", "img", "link", "object", "embed", "audio", "video", "source", "image", "base", "form"}
@@ -153,12 +152,6 @@ def test_facts_of_the_profile_have_units() -> None:
         assert f"<td>{fact}</td>" in text
 
 
-@pytest.fixture(scope="module")
-def tab() -> Iterator[Tab]:
-    with headless() as browser:
-        yield browser.new_tab()
-
-
 def wide_report() -> Report:
     """Figures in every column, long artifact names, two runtimes."""
     rows = []
@@ -182,18 +175,20 @@ def wide_report() -> Report:
 
 
 @pytest.mark.slow
-def test_no_table_scrolls_at_1200_pixels_and_the_status_is_visible_at_400(tab: Tab, tmp_path: Path) -> None:
+def test_no_table_scrolls_at_1200_pixels_and_the_status_is_visible_at_400(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     page.write_text(html_of(wide_report()), encoding="utf-8")
     scrolling = "[...document.querySelectorAll('.scroll')].filter(table => table.scrollWidth > table.clientWidth)"
     cells = "[...document.querySelectorAll('#measurements ~ .dense td')]"
     cells += ".filter(cell => /unst|unav/.test(cell.innerText))"
-    for width in (1200, 400):
-        tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
-        tab.open(page.as_uri())
-        assert tab.run("innerWidth") == width
-        assert tab.run("document.documentElement.scrollWidth") <= width, "tables scroll, the page does not"
-        if width == 1200:
-            assert tab.run(f"{scrolling}.map(table => table.innerText.slice(0, 80))") == []
-    edges = tab.run(f"{cells}.map(cell => cell.getBoundingClientRect().right)")
+    with headless() as browser:
+        tab = browser.new_tab()
+        for width in (1200, 400):
+            tab.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+            tab.open(page.as_uri())
+            assert tab.run("innerWidth") == width
+            assert tab.run("document.documentElement.scrollWidth") <= width, "tables scroll, the page does not"
+            if width == 1200:
+                assert tab.run(f"{scrolling}.map(table => table.innerText.slice(0, 80))") == []
+        edges = tab.run(f"{cells}.map(cell => cell.getBoundingClientRect().right)")
     assert len(edges) == 7 and max(edges) <= 400, edges
