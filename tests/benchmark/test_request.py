@@ -185,4 +185,5 @@ def test_options_that_make_no_sense(folder, edgeformer, command, options, expect
     """They are refused before anything is measured or written."""
     files = sorted(folder.rglob("*"))
     printed = edgeformer(command, str(folder), "--device", "host", "--json", *options.split(), code=2)
-    assert expected in json.loads(printed.splitlines()[0])["error"] and sorted(folder.rglob("*")) == files
+    document = json.loads(printed.splitlines()[0])
+    assert document["exit_code"] == 2 and expected in document["error"] and sorted(folder.rglob("*")) == files

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import UndefinedError
 
 import benchmarks.results_page.__main__ as results_page
 from benchmarks.estimates import page
@@ -81,6 +82,12 @@ def test_no_figure_in_a_sentence_is_typed() -> None:
         text = text.replace(existing, "")
     remaining = re.findall(r".{0,40}\d.{0,20}", NAMES.sub("", text))
     assert remaining == [], "figures without a JSON"
+
+
+def test_what_the_template_names_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results_page, "facts", dict)
+    with pytest.raises(UndefinedError, match="is undefined"):
+        results_page.pages()
 
 
 def committed(folder: Path, **changes: Any) -> Path:
