@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import cast
 
 import numpy as np
 
@@ -111,7 +110,8 @@ def read_foreign(path: Path) -> ForeignGraph:
         if port.dtype not in _NUMBERS:
             remedy = "tokenize outside of the graph" if port.dtype == "string" else "add a Cast to a numeric type"
             raise InputError(f"{place} is a tensor of {port.dtype or 'an unknown type'}; {remedy}")
-    stored, precision = outline.stored, cast("Precision", "fp32")
+    stored = outline.stored
+    precision: Precision = "fp32"
     if 2 * (stored["float16"] + stored["bfloat16"]) > stored.total():
         precision = "fp16"
     elif 2 * sum(stored[name] for name in ("int8", "uint8", "int4", "uint4")) > stored.total():

@@ -18,7 +18,7 @@ from edgeformer.benchmark.choice import ChoiceOptions
 from edgeformer.benchmark.profile import ProfileOptions, card_notes, profile_bundle
 from edgeformer.benchmark.request import resolve
 from edgeformer.bundle import Bundle
-from edgeformer.cli import main, progress
+from edgeformer.cli import main
 from edgeformer.estimate.estimate import estimate
 from edgeformer.imports.onnx import OnnxImportOptions, import_onnx
 from edgeformer.measurement.artifact import Item
@@ -231,7 +231,7 @@ class PressesCtrlC(Progress):
 
 
 def interrupted(folder: Path, shapes: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    monkeypatch.setattr(progress, "show_progress", lambda: PressesCtrlC(shapes))
+    monkeypatch.setattr("edgeformer.cli.options.show_progress", lambda: PressesCtrlC(shapes))
     words = ["edgeformer", "profile", str(folder), "--device", "host", "--json", "--batch", "1,2", "--seq", "8"]
     monkeypatch.setattr(sys, "argv", [*words, "--max-latency", "50ms"])
     with pytest.raises(SystemExit) as stop:

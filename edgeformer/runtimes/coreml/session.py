@@ -49,10 +49,11 @@ class CoreMLSession(Graph):
             import coremltools
 
         assert artifact.engine is not None  # as the builder writes it
-        self.path, self.max_positions, self._outputs = path, max_positions, tuple(artifact.outputs) or ("logits",)
+        self.path, self.max_positions = path, max_positions
+        self._outputs: tuple[str, ...] = tuple(artifact.outputs) or ("logits",)
         axes = {name: [range(1, size + 1) for size in sizes[-1]] for name, sizes in artifact.engine.shapes.items()}
         self.inputs = {name: InputType("int64", ranges) for name, ranges in axes.items()}
-        self._folder = Path(tempfile.mkdtemp(prefix="edgeformer-coreml-"))
+        self._folder: Path = Path(tempfile.mkdtemp(prefix="edgeformer-coreml-"))
         try:
             with zipfile.ZipFile(path) as archive:
                 archive.extractall(self._folder)
