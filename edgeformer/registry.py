@@ -4,8 +4,6 @@ Each member is a module or subpackage that defines one object under the registry
 announce theirs in an entry point group named like the package: ``[project.entry-points."edgeformer.models"]``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache

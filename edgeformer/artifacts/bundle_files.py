@@ -1,7 +1,5 @@
 """Integrity check of a bundle: every file must lie in the folder, be listed with a checksum and match it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath

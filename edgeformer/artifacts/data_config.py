@@ -1,7 +1,5 @@
 """Data section of a recipe: sources of each part, number of rows, tokenizer and split protocol."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

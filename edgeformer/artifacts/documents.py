@@ -7,8 +7,6 @@ Aliases (``*base``, ``<<: *base``) are refused: a few lines of them can stand fo
 Lines come from PyYAML's nodes: ruamel.yaml takes twice the time, has no such limits, and reads dates and 1_000.
 """
 
-from __future__ import annotations
-
 import re
 import types
 import typing

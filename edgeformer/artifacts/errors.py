@@ -3,8 +3,6 @@
 Exit code 3 (finished, but incomplete) is mostly not an error: commands return it themselves.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Atomic file writes, so that a killed process leaves no partial file under a final name; and file hashes."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Manifests on disk: run.json, bundle.json, and the audits and guarantees in them."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

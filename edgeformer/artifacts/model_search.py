@@ -1,7 +1,5 @@
 """Result of `edgeformer search`: the models that were tried, all their artifacts, and the recommendation."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

@@ -5,8 +5,6 @@ reads every file inside of it, whether the bundle lists it or not (measured). So
 bundle's manifest. Edge devices lack the package ``onnx``; lengths and field numbers are enough here.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Progress of long work: the command line draws it, libraries may ignore it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Recipe: all settings of a training run. The saved recipe is the one that ran."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

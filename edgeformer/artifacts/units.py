@@ -1,7 +1,5 @@
 """Quantities with a unit in flags and profiles ("5.4 GiB", "5ms"): parsing, formatting, and escapes for output."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Names of the folders and files of runs and bundles; reading of JSON manifests."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -5,8 +5,6 @@ costs are those of the device: measured there, else estimated for it. If there i
 the candidates, but are never held against the device's limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt

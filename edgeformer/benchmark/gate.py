@@ -1,7 +1,5 @@
 """The gate: compare a candidate bundle with its baseline, by their manifests and measured in turns on this host."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Score check of the gate: baseline and candidate answer the same rows, and the two are compared row by row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path

@@ -3,8 +3,6 @@
 The gate also asks whether a change may be chance: ``gate_scores`` and ``paired_run`` say undecided where it may.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt

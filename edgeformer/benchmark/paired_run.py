@@ -11,8 +11,6 @@ boundaries (Lan and DeMets, Discrete sequential boundaries for clinical trials, 
 of having crossed any boundary is counted exactly.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import time

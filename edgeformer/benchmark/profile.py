@@ -3,8 +3,6 @@
 Rows that a browser or another machine measured are judged here, too.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

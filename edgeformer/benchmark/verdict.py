@@ -4,8 +4,6 @@ A value measured on the device is compared directly. A time that a second proces
 an estimate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from itertools import chain
 from math import inf

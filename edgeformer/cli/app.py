@@ -1,7 +1,5 @@
 """Command tree, and the conversion of errors into exit codes."""
 
-from __future__ import annotations
-
 import atexit
 import copy
 import gc

@@ -1,7 +1,5 @@
 """Command calibrate: fit the estimator to this host and compare its estimates with measurements."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

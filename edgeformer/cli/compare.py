@@ -1,7 +1,5 @@
 """Command compare: runs, or two reports, side by side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

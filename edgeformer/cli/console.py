@@ -1,7 +1,5 @@
 """Terminal output. Control characters in texts are printed as signs and never reach the terminal as commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

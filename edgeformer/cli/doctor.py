@@ -1,7 +1,5 @@
 """Command doctor: which runtimes and extras work on this machine."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """edgeformer evaluate: scores of artifacts on a labelled set or a text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer import Option

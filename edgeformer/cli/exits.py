@@ -1,7 +1,5 @@
 """Command exits: early-exit thresholds with a guaranteed score drop."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from typer import Option

@@ -1,7 +1,5 @@
 """Command export: export a run as a bundle."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Command gate: compare a candidate bundle with its baseline, for CI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

@@ -1,7 +1,5 @@
 """Command generate: continue a prompt with a language model."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import asdict

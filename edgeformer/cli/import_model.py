@@ -1,7 +1,5 @@
 """Command import: trained weights become a run, an ONNX file becomes a bundle."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Command init: draft a recipe from a file of labelled texts, or of texts with labelled spans."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

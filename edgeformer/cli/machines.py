@@ -1,7 +1,5 @@
 """Command machines: real machines that commands with --on use over SSH."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Command page: write a static web page that runs and measures a bundle in a browser."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

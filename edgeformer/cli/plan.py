@@ -1,7 +1,5 @@
 """Command plan: predict memory and time of a training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

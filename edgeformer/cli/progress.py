@@ -1,7 +1,5 @@
 """Progress on stderr: a bar on a terminal, plain lines in a pipe, JSON lines for a caller on another machine."""
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Command schema: JSON Schema of a recipe, device profile, bundle or report."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from typer import Argument, Option

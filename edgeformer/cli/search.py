@@ -1,7 +1,5 @@
 """Command search: find the smallest model that is good enough for a device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Command serve: HTTP server with dynamic batching."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

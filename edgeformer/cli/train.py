@@ -1,7 +1,5 @@
 """Command train: train a recipe."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Command verify: check a bundle's files and its results on this machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import typer

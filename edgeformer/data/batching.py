@@ -1,7 +1,5 @@
 """Batches: which rows form a batch, and the padded arrays of one batch; rows of a language model's text."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How byte-level BPE tokenizers of language models split text before their merges, by llama.cpp's names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from functools import partial

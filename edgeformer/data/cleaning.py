@@ -5,8 +5,6 @@ patterns (Python's ``re``, Oniguruma in ``tokenizers``, JavaScript in Transforme
 three agree on: explicit character classes, look-around of fixed length, and no ``\\s``, ``\\w`` or ``\\b``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Detects the columns of an unknown file that hold the text and the label, by their names and their values."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Warnings about a data set: empty texts, duplicates, contradictions, labels without rows, uneven labels."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

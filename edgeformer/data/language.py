@@ -1,7 +1,5 @@
 """Data of language models: read paragraphs, tokenize them, make rows of tokens, summarize the sets."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ A set of scored pairs is flat: rows 2i and 2i + 1 are the texts of pair i. Score
 labels are integers in caches, fingerprints and golden inputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Texts on which an imported model is compared with the library that it came from."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer
 
 from edgeformer.data.rows import Text

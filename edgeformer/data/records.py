@@ -4,8 +4,6 @@ Limits protect against small files that unpack to gigabytes and against lines th
 at any size: text packs 3 to 10 times smaller, repetitive logs 50 times.
 """
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import csv

@@ -5,8 +5,6 @@
 ``sst-test`` as ``test``.
 """
 
-from __future__ import annotations
-
 import itertools
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Offsets count the code points of the original text; the tokenizer tracks them through its normalizer.
 """
 
-from __future__ import annotations
-
 import string
 import unicodedata
 from collections.abc import Callable, Sequence

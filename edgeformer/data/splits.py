@@ -3,8 +3,6 @@
 All choices are seeded. Overlap is a text that is contained in another text, word for word.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

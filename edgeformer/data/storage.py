@@ -4,8 +4,6 @@ Reads copy from the files and keep no mapping: mapped pages count as memory of t
 map the whole file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import weakref
 from collections.abc import Iterable, Mapping

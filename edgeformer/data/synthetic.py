@@ -5,8 +5,6 @@ great but the staff was rude": the main clause decides) and earlier expectations
 good and bad words predicts the label badly, reading in order predicts it well.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ a removed token is cut into smaller pieces, for which the letters of the kept to
 kept token has becomes the unknown token, in WordPiece with its word; bytes are always kept (byte-level BPE).
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

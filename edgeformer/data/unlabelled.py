@@ -1,7 +1,5 @@
 """Texts for prediction: rows of a file of any format or of standard input, read as a stream."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """Calibration: time graphs on this host, fit the estimator to them, and compare its estimates with measurements."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Rows for a device that is not here, as ranges, and the records of how far such estimates were from measurements."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -5,8 +5,6 @@ Each node costs an overhead and the times of its operations, its bytes in the ca
 nodes, by their relative errors. Pure functions.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import defaultdict

@@ -3,8 +3,6 @@
 A graph that crashes the runtime ends the worker only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

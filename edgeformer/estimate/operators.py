@@ -4,8 +4,6 @@ Published measurements of convolutional networks check convolutions and what poo
 it was fitted on. Of an operator that is in no list here even the work is unknown.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Rates of this host: matrix products, memory and operators, measured with graphs of our own in a worker process."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ the errors of a device with measurements are those of estimates that were fitted
 errors of other devices those of estimates that were fitted without the device.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Roofline: time and memory of a call from the work of its nodes and the rates of a device."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

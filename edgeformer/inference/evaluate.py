@@ -5,8 +5,6 @@ exits, a second pass records the answers of all exits. Scores of the exits and o
 computed from these records; that pass is not timed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Exits: choose early-exit thresholds with a guarantee from held-out rows, and measure the time they save."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext

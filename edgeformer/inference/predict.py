@@ -5,8 +5,6 @@
 Importing this module loads neither torch nor onnxruntime.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 One thread reads and tokenizes the texts, one runs the model, and the caller's thread writes the answers, in order.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

@@ -3,8 +3,6 @@
 The search is exact: every document is scored. A file is read as a stream, so memory does not grow with it.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Choice of the next token from logits: temperature, top-k and top-p."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The reference outputs are torch FP32's (of an imported graph its own FP32 output
 error that export recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any

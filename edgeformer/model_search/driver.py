@@ -1,7 +1,5 @@
 """Train, export and profile the models of a search, each step as an edgeformer command in a process of its own."""
 
-from __future__ import annotations
-
 import math
 import signal
 import subprocess

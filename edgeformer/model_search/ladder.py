@@ -1,7 +1,5 @@
 """The models of a search, from the cheapest to the most expensive, each as the sections of a recipe."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Interface of a model's torch half: building, loss, scoring, and what training and export need."""
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence

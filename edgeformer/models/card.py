@@ -1,7 +1,5 @@
 """Model card of a run: model, training, data, scores and their limits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tabulate import tabulate

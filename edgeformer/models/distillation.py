@@ -1,7 +1,5 @@
 """Training loss of a text encoder: cross-entropy or squared error, and distillation if the recipe names a teacher."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

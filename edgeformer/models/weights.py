@@ -1,7 +1,5 @@
 """A run's ``model/`` folder: weights, configuration, tokenizer, golden inputs, named as Hugging Face clients expect."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """matplotlib figures without a window, in one style. Drawing needs matplotlib (extra [train])."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager

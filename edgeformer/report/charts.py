@@ -4,8 +4,6 @@ An estimate is hatched or hollow, with a dashed edge, and as wide as its range; 
 other file and no network, and takes its colours from the page's style sheet.
 """
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Two reports side by side, row by row, and runs side by side from their manifests, bundles and reports."""
 
-from __future__ import annotations
-
 import glob
 import math
 from collections.abc import Sequence

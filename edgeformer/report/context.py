@@ -3,8 +3,6 @@
 An estimate is never written like a measurement: it starts with ≈ and has its range. A missing figure has its reason.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from math import prod

@@ -1,7 +1,5 @@
 """Reports of one model on several devices, side by side: times, verdicts, and the artifact to deploy on each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path

@@ -3,8 +3,6 @@
 Every document is a layout of the same :class:`ReportContext`.
 """
 
-from __future__ import annotations
-
 import glob
 import time
 from collections.abc import Sequence

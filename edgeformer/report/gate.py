@@ -1,7 +1,5 @@
 """A gate on the terminal, as a Markdown summary for CI, and as JUnit XML for build servers."""
 
-from __future__ import annotations
-
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree as Xml

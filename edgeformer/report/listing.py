@@ -1,7 +1,5 @@
 """Records and tables of the available recipes, device profiles, runtimes and runs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

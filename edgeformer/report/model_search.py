@@ -1,7 +1,5 @@
 """A search over models: terminal tables and one HTML page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

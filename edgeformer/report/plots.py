@@ -1,7 +1,5 @@
 """Pictures of runs and bundles: training curves, artifact sizes and drift."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

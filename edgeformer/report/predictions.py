@@ -1,7 +1,5 @@
 """Terminal tables of predictions, rankings and similarities of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Measured rows in the format of the published measurements that estimates are fitted to."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

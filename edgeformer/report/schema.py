@@ -1,7 +1,5 @@
 """JSON Schemas of the files that edgeformer reads and writes, and a Markdown reference of their keys."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

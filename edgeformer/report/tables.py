@@ -1,7 +1,5 @@
 """Terminal tables of runs, bundles, scores, early exit, plans, capabilities, verifications and calibrations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import log2
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Queues in front of a model: one that answers waiting texts in batches, and one that writes text after text."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

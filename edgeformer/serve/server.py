@@ -3,8 +3,6 @@
 Imports uvicorn and starlette (extra ``serve``): import this module only to serve.
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -3,8 +3,6 @@
 Imports starlette and prometheus-client (extra ``serve``).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tasks: what a model is for. One module per task holds its recipe, data, scores and golden inputs."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

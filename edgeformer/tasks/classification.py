@@ -1,7 +1,5 @@
 """Classification (paper A): one label per text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

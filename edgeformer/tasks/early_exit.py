@@ -1,7 +1,5 @@
 """Offline evaluation of early exit: outputs of every exit are recorded once, then thresholds are applied to them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

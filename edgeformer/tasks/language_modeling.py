@@ -1,7 +1,5 @@
 """Language modelling (paper B): the next token of a text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Metrics of a task: figures, table columns, meters, losses from logits, and numerical parity with torch FP32."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

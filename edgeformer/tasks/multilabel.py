@@ -1,7 +1,5 @@
 """Multi-label classification: none, one or several labels per text, each with its own threshold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """Regression: one number per text or pair of texts, such as a rating, or the relevance of a document to a query."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal

@@ -16,8 +16,6 @@ if the score fell by ε. It depends on the share of rows whose two answers diffe
 within an exact confidence interval of that share, plus the error of the interval (Berger and Boos, JASA 89, 1994).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

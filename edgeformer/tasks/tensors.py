@@ -1,7 +1,5 @@
 """Tensors: imported graphs without a recipe, with any named inputs and outputs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 

@@ -1,7 +1,5 @@
 """Publish a bundle as a static page that runs and measures its models in a browser, with a manifest for its scripts."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 Shapes: B rows, T tokens, n new tokens, H heads, D size of a head, C width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

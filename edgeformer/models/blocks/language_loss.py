@@ -1,7 +1,5 @@
 """Next-token loss of a language model at every exit, without ever holding all logits (paper B, eq. 4 and 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that several models share: norms that compute in float32, attention for export, FP16 weights."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """Attention to rows that follow each other in one sequence without padding, and the choice of its kernel."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Every weight is stored once. A looped block is traced once, whatever the number 
 composed of calls of it.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """CRT-Deep (paper B): a decoder with one looped block and exits on the way."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator

@@ -4,8 +4,6 @@ A host runs embed, then the loop graph any number of times, then a readout. Part
 tensors of earlier tokens. ``past``, the number of cached tokens, is 0 at the start of a text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

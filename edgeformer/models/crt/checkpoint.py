@@ -1,7 +1,5 @@
 """Checkpoints of the public CRT code, renamed and reshaped to our layout (listed in docs/guides/own-model.md)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 Shapes: B rows, T tokens, n new tokens, C width, H heads, D = C / H, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Looped decoder: Llama's layers, all of them applied ``iterations`` times; one iteration is an ordinary decoder."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator

@@ -4,8 +4,6 @@ The layer has its weights as inputs, so that one trace serves all layers. With c
 are inputs and outputs; ``past``, their number, is 0 at the start of a text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

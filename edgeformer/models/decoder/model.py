@@ -3,8 +3,6 @@
 Shapes: B rows, T tokens, n new tokens, C width, H heads, K heads of keys and values, D size of a head, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

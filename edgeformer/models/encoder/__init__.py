@@ -1,7 +1,5 @@
 """Encoder of paper A: N layers applied R times; the stacked baseline is R = 1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

@@ -4,8 +4,6 @@ All layers are alike but for their weights. So one layer is traced with its weig
 composed of calls of it. A second one is traced for the answer, which computes the position of [CLS] alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes: B rows, S tokens, d width, H heads, D = d / H.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Linear classifier: TF-IDF of n-grams of words or characters, and their weights, fitted in seconds on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 

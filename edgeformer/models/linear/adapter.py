@@ -1,7 +1,5 @@
 """The linear classifier's torch half: counting n-grams, fitting their weights, ONNX graph."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Weights of a linear classifier by L-BFGS, for the losses of logistic regression and support vector machines."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Pretrained text encoders (BERT, DistilBERT, RoBERTa, XLM-R, ELECTRA, MPNet, DeBERTa-v3, ALBERT, ModernBERT),
 unchanged or folded: a few of their layers, each applied several times."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

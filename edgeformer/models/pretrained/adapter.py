@@ -1,7 +1,5 @@
 """The torch half of pretrained encoders: built from the source's configuration, started from its weights, exported."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Shapes: B rows, S tokens, d width, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

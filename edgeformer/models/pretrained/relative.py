@@ -3,8 +3,6 @@
 Shapes: B rows, S tokens, H heads, D width of a head, d width, P largest bucket, R rows of a table of distances.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The JSON files come from strangers, so what is read of them is validated before use.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ process. One process, data-parallel copies and shards therefore resume from each
 writes all files: only its disk is needed while training.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -5,8 +5,6 @@ Process 0 is the main process: only it writes, reports and logs. Without a launc
 method returns its own value.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Models that training does not change: their outputs are kept in a file, and a head can be fitted to them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """What a training optimizes: the model, its data as batches, the loss, and the score."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

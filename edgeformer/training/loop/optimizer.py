@@ -1,7 +1,5 @@
 """Number format, optimizer, learning-rate schedule, and embedding gradients that stay allocated on CPUs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The teacher of a training: the run that ``training.teacher`` names, and its logits for all training texts."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 from collections.abc import Iterator

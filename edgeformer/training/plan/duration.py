@@ -4,8 +4,6 @@
 and writes encoded data into CACHE.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

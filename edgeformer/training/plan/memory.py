@@ -1,7 +1,5 @@
 """Memory of training: the peak predicted from a trace on tensors without data, and the peak measured."""
 
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import Counter

@@ -1,7 +1,5 @@
 """Command plan: whether training a recipe fits a device, how long it takes, and changes that make it fit."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from pathlib import Path
 from tempfile import TemporaryDirectory
