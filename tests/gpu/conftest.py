@@ -1,7 +1,5 @@
 """Every test here needs a CUDA card: `pytest -m gpu`. They were written without one, and have run on none yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

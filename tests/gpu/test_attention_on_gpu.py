@@ -1,7 +1,5 @@
 """Attention of packed and unpadded rows on a card against that of single rows and of SDPA."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """What a card says of itself, and times that are taken on it."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

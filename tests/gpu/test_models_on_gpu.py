@@ -1,7 +1,5 @@
 """Models and own weights of runs on a card: the same answers as on the CPU, in half formats, compiled, with a cache."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runtimes that use a card: ONNX Runtime's CUDA provider and TensorRT, where they are installed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Training on a card: number formats, a scaler that skips and recovers, a card cut down, memory that runs out."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Import of checkpoints of the public CRT code, in Python and on the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

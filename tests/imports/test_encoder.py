@@ -1,7 +1,5 @@
 """A Hugging Face model becomes a run that computes what transformers computes; a difference refuses or marks it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

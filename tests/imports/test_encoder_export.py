@@ -1,7 +1,5 @@
 """Imported models export, are judged, and store every weight once, however often a layer is called."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the files of an encoder's folder say is used as transformers and sentence-transformers use it, or refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

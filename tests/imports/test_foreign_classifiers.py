@@ -1,7 +1,5 @@
 """Import of foreign text classifiers: their answers are those of the tokenizer and ONNX Runtime alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

@@ -1,7 +1,5 @@
 """Imported language models answer as transformers and llama.cpp do, GGUF files lead back, others are refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from contextlib import closing

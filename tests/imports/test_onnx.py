@@ -1,7 +1,5 @@
 """Import of foreign ONNX files: sizes of inputs, golden inputs, and refused files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Token types and positions are those of the source: transformers, with its own tokenizer, is the reference."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measuring workers for tests: a spec, a program in the worker's place, and its rows."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

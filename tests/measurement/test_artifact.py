@@ -1,7 +1,5 @@
 """Rows of measuring workers: phases and conditions, crashes that cost one row, and confirmation by a second process."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import Counter

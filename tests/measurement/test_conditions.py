@@ -1,7 +1,5 @@
 """What else the machine, and the measuring process itself, did while something was measured."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

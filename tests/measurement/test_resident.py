@@ -1,7 +1,5 @@
 """Memory of opened artifacts: a shared matrix takes its memory once, copies of it take it once each."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import sys

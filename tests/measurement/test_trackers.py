@@ -1,7 +1,5 @@
 """Rules of the measuring loop, what a sample of calls supports, memory that an artifact adds, energy above idle."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -3,8 +3,6 @@
 Each check raises AssertionError with what is wrong. None of them knows a runtime's name.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping

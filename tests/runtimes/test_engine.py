@@ -1,7 +1,5 @@
 """TensorRT engines: real ones of tiny graphs where tensorrt-rtx is installed, and the limits that judge them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from dataclasses import replace

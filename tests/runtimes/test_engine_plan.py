@@ -1,7 +1,5 @@
 """Which TensorRT builds for a device, and which engines run here: refusals name the device and what is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal

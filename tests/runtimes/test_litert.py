@@ -1,7 +1,5 @@
 """LiteRT: .tflite files of text encoders in FP32 and INT8, their sessions, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

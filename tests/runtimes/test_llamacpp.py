@@ -1,7 +1,5 @@
 """GGUF files: their bytes whatever the loops, and that llama.cpp answers, writes and tokenises as torch does."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Builders that convert torch modules: Core ML and ExecuTorch models of a looped classifier, whose layer is shared."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

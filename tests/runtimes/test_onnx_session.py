@@ -1,7 +1,5 @@
 """Sessions of ONNX Runtime and torch, nodes that other providers compute, and the profile of executed nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenVINO: FP32 and bfloat16, INT8 by NNCF, fused rotations, no telemetry, and what is said where it is missing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

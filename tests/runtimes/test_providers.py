@@ -1,7 +1,5 @@
 """Providers: their lines of `doctor`, which one is the default, and what is said of those that do not start."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

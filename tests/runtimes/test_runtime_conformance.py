@@ -1,7 +1,5 @@
 """Every runtime passes the conformance checks: the built-in ones, and one of another package."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

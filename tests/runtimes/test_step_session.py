@@ -1,7 +1,5 @@
 """Step and decode artifacts as sessions and decoders: the committed runs' graphs give what their torch models give."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import replace

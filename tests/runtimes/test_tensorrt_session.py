@@ -1,7 +1,5 @@
 """Engines run by a stand-in for TensorRT and the card: answers, caches, memory, limits of a call, compiled kernels."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

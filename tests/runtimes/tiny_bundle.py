@@ -1,7 +1,5 @@
 """A real bundle, as small as one can be: a classifier of a few nodes, golden inputs, a manifest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
