@@ -132,9 +132,7 @@ WIDE = ("model.hidden_size=128", "model.ffn_size=512")
         ((), "training.optimizer.kernels=loop", 1e-4),
     ],
 )
-def test_other_ways_to_compute_learn_the_same(
-    common: tuple[str, ...], change: str, tolerance: float, tmp_path: Path
-) -> None:
+def test_other_ways_to_compute_learn_the_same(common, change, tolerance, tmp_path):
     if common and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("TF32 needs compute capability 8.0")
     exact, actual = learned(tmp_path, *common), learned(tmp_path, *common, change)

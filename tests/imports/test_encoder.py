@@ -150,9 +150,7 @@ def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"data": Path("none.tsv")}, "none.tsv"),
     ],
 )
-def test_options_that_do_not_fit_the_model(
-    shared_model: Path, tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
+def test_options_that_do_not_fit_the_model(shared_model, tmp_path, changes, message):
     with pytest.raises(InputError, match=message):
         import_hf(str(shared_model), HfOptions(tmp_path / "artifacts", **changes))
     assert not (tmp_path / "artifacts").exists()

@@ -153,9 +153,7 @@ PADDED: list[Text] = [
         for name, case in COUNTED.items()
     ],
 )
-def test_positions_count_tokens_other_than_padding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, changes: dict[str, Any], special: list[str] | None
-) -> None:
+def test_positions_count_tokens_other_than_padding(tmp_path, monkeypatch, kind, changes, special):
     if special is not None:
         monkeypatch.setitem(hf_models._SPECIAL_TOKENS, kind, special)
     source = tmp_path / "source"

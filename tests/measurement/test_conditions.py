@@ -122,9 +122,7 @@ def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.Monk
         ({"throttled": 3}, {"throttled": 3}, []),
     ],
 )  # fmt: skip
-def test_what_happened_between_two_readings_is_named(
-    first: dict[str, object], second: dict[str, object], warnings: list[str]
-) -> None:
+def test_what_happened_between_two_readings_is_named(first, second, warnings):
     """Other work is what the machine did without this process."""
     result = used_between(reading(**first), reading(**{"at_s": 1.0, **second}))
     assert result.warnings() == [f"{text} while this was measured" for text in warnings]

@@ -203,9 +203,7 @@ def test_figures_of_a_sample() -> None:
         ([12.5], None, None),
     ],
 )
-def test_the_spread_warns_above_two_and_a_half_percent(
-    samples_ms: list[float], cv: float | None, warning: str | None
-) -> None:
+def test_the_spread_warns_above_two_and_a_half_percent(samples_ms, cv, warning):
     latency = summarise(samples_ms, stable=None)
     assert latency.cv == (None if cv is None else pytest.approx(cv, rel=0.02))
     assert [text.split(" (")[0] for text in latency.warnings] == ([] if warning is None else [warning])
@@ -283,9 +281,7 @@ def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
         ({"system": (3000, 4200)}, 1200, 3000, "GPU and processor share it, and NVML has no", {"system": 1200}),
     ],
 )  # fmt: skip
-def test_the_most_exact_figure_is_the_rows(
-    machine: Answers, answers: dict[str, Any], peak: int, baseline: int, method: str, by_name: dict[str, int]
-) -> None:
+def test_the_most_exact_figure_is_the_rows(machine, answers, peak, baseline, method, by_name):
     """Of a process; on Windows of the card; on a Jetson of the system."""
     machine(**answers)
     memory, figures = measured()
@@ -297,9 +293,7 @@ def test_the_most_exact_figure_is_the_rows(
     ("answers", "reason"),
     [({}, "container"), ({"wddm": True}, "WDDM"), ({"card": (1000, 900)}, "neither NVML nor the system")],
 )
-def test_without_any_figure_there_is_a_reason_and_no_number(
-    machine: Answers, answers: dict[str, Any], reason: str
-) -> None:
+def test_without_any_figure_there_is_a_reason_and_no_number(machine, answers, reason):
     machine(**answers)
     memory, by_name = measured()
     assert (memory.status, memory.peak, by_name) == ("unavailable", None, {}) and reason in str(memory.reason)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -77,9 +76,7 @@ def test_other_cards_take_tensorrt_whatever_their_capability(device: str, plan: 
         ("NVIDIA Tesla K80", "none", "none"),
     ],
 )
-def test_a_profile_without_the_key_is_judged_by_its_name(
-    title: str, key: Literal["rtx", "enterprise", "none"] | None, edition: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_profile_without_the_key_is_judged_by_its_name(title, key, edition, monkeypatch):
     capability = Fact(value="7.5", source="test", verified="no")
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
     assert device.tensorrt_edition == edition
@@ -119,9 +116,7 @@ def test_a_profile_without_the_key_is_judged_by_its_name(
         ("host", (RTX, NO_TENSORRT), "is not an NVIDIA GPU"),
     ],
 )
-def test_a_refusal_names_what_is_missing(
-    device: str, states: tuple[TensorRTState, ...], message: str, plan: Plan
-) -> None:
+def test_a_refusal_names_what_is_missing(device, states, message, plan):
     refused = plan(device, *states)
     assert isinstance(refused, Unavailable) and message in refused.reason
 

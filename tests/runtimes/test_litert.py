@@ -276,9 +276,7 @@ def test_a_shared_layer_behind_different_norms_is_stored_once(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("artifact", "tolerance"), [("litert-fp32", 1e-5), ("litert-int8", 1e-3)])
-def test_the_client_without_edgeformer_gives_the_same_answers(
-    run: Path, bundle: Bundle, artifact: str, tolerance: float
-) -> None:
+def test_the_client_without_edgeformer_gives_the_same_answers(run, bundle, artifact, tolerance):
     texts = ["a warm film", "dull " * 100, "a dull and slow film that never ends, with more than sixteen tokens in all"]
     client = Path(__file__).parents[2] / "examples" / "litert_client.py"
     command = [sys.executable, str(client), str(bundle.folder), *texts, "--artifact", artifact]

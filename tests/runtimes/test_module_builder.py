@@ -25,7 +25,7 @@ from edgeformer.runtimes.coreml import session as coreml
 from edgeformer.runtimes.coreml.builder import CoreMLBuilder
 from edgeformer.runtimes.executorch import session as executorch
 from edgeformer.runtimes.executorch.builder import ExecuTorchBuilder
-from edgeformer.runtimes.module_builder import MAX_BATCH, ModuleBuilder, StoredModel
+from edgeformer.runtimes.module_builder import MAX_BATCH, StoredModel
 from edgeformer.runtimes.runtime import ArtifactFiles, BuildJob, Target, Unavailable
 
 INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 64
@@ -92,9 +92,7 @@ def job_for(bundle: Path, *precisions: Any, **changes: Any) -> BuildJob:
     ],
     ids=["coreml", "executorch"],
 )
-def test_what_cannot_be_built_says_why(
-    builder: ModuleBuilder, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_built_says_why(builder, problem, tmp_path, monkeypatch):
     def no_module(graph: ArtifactManifest) -> Any:
         raise EdgeformerError("an imported graph has no torch module")
 

@@ -55,9 +55,7 @@ def inputs(batch: int = 2, seq: int = 6) -> dict[str, np.ndarray]:
         (inputs(1, POSITIONS + 1), "the sequence may be too long for the model"),
     ],
 )
-def test_unusable_inputs_are_explained(
-    graph: Path, changed: dict[str, np.ndarray | None], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_unusable_inputs_are_explained(graph, changed, message, capfd):
     changed_inputs = {name: array for name, array in {**inputs(), **changed}.items() if array is not None}
     with OnnxSession(graph) as session, pytest.raises(InputError, match=message):
         session.run(changed_inputs)
@@ -65,9 +63,7 @@ def test_unusable_inputs_are_explained(
 
 
 @pytest.mark.parametrize("content", [None, b"hello\n" * 50, b""], ids=["truncated", "text", "empty"])
-def test_a_damaged_file_is_named_with_a_remedy(
-    graph: Path, tmp_path: Path, content: bytes | None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_is_named_with_a_remedy(graph, tmp_path, content, capfd):
     damaged, half = tmp_path / "damaged.onnx", graph.read_bytes()[: graph.stat().st_size // 2]
     damaged.write_bytes(half if content is None else content)
     with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):

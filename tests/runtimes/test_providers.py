@@ -27,7 +27,7 @@ from edgeformer.runtimes.onnxruntime.providers import (
     rtx_plugin,
 )
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.runtimes.tensorrt.state import Package, describe, judge
+from edgeformer.runtimes.tensorrt.state import describe, judge
 from edgeformer.system import capability, cuda_driver, nvidia
 from edgeformer.system.capability import Answer, Capability
 from edgeformer.system.cuda_driver import Device
@@ -51,9 +51,7 @@ WORKING = RtxPlugin(("device",))
         ("tensorrt-rtx", BUILDS, True, "can be built but not run here for compute capability 8.9"),
     ],
 )
-def test_tensorrt_separates_package_libraries_driver_and_device(
-    name: Package, answer: Answer | None, is_available: bool, detail: str
-) -> None:
+def test_tensorrt_separates_package_libraries_driver_and_device(name, answer, is_available, detail):
     line = describe(judge(name, answer, "no driver", ()))
     assert (line.status == "available") == is_available and detail in line.detail
     assert answer is not None or line.remedy == install_hint("rtx")
@@ -100,9 +98,7 @@ def test_every_provider_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
         (("NVIDIA H200", "9.0"), [TENSORRT], RtxPlugin(), "CPU"),
     ],
 )
-def test_the_default_provider(
-    card: tuple[str, str] | None, built_in: list[str], plugin: RtxPlugin, provider: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_provider(card, built_in, plugin, provider, monkeypatch):
     cards = [nvidia.Gpu(0, card[0], "GPU-1", 6 * 2**30, card[1])] if card else []
     monkeypatch.setattr(nvidia, "gpus", lambda: cards)
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: [*built_in, "CPUExecutionProvider"])
@@ -220,9 +216,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaBuild]:
 
 
 @pytest.mark.parametrize("provider", [CUDA, TENSORRT])
-def test_pips_cuda_libraries_are_loaded_before_the_provider_is_opened(
-    graph: Path, provider: str, cuda_build: CudaBuild
-) -> None:
+def test_pips_cuda_libraries_are_loaded_before_the_provider_is_opened(graph, provider, cuda_build):
     with pytest.raises(InputError):
         OnnxSession(graph, provider)
     assert cuda_build.events == ["preload", f"open {provider}"]

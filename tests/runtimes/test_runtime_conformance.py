@@ -148,9 +148,7 @@ def test_an_unknown_format_is_named_with_the_known_ones(bundle: Path) -> None:
         ("from edgeformer.runtimes.onnxruntime import RUNTIME", r"has the name 'onnxruntime' of 'onnxruntime'"),
     ],
 )
-def test_a_broken_package_is_named(
-    module: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_package_is_named(module, complaint, tmp_path, monkeypatch):
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n", encoding="utf-8")

@@ -67,9 +67,7 @@ def logits_of(ids: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0, None])
-def test_rows_leave_when_they_are_sure(
-    encoder: EncoderClassifier, parts: dict[str, Path], quantile: float | None
-) -> None:
+def test_rows_leave_when_they_are_sure(encoder, parts, quantile):
     inputs = texts()
     exits = exit_logits_of(encoder, inputs)
     sure = top_probability(exits[0])
@@ -103,9 +101,7 @@ def test_refusals(parts: dict[str, Path]) -> None:
     ("precision", "tolerance", "shape"),
     [("fp32", 1e-5, (3, 17)), ("fp32", 1e-5, (1, 1)), ("fp16", 1e-2, (1, POSITIONS))],
 )
-def test_a_language_models_steps_and_decode_graph_are_the_model(
-    bundle: Bundle, precision: str, tolerance: float, shape: tuple[int, int]
-) -> None:
+def test_a_language_models_steps_and_decode_graph_are_the_model(bundle, precision, tolerance, shape):
     ids = np.random.default_rng(0).integers(0, WORDS, size=shape)
     expected = logits_of(ids)
     for role in ("step", "decode"):

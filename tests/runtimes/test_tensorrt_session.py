@@ -131,9 +131,7 @@ def test_logits_are_those_of_the_graphs(bundle: Bundle, kind: str) -> None:
 
 
 @pytest.mark.parametrize("tokens_per_call", [LONGEST, 5])
-def test_tokens_that_left_early_are_caught_up_with(
-    bundle: Bundle, tokens_per_call: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_that_left_early_are_caught_up_with(bundle, tokens_per_call, monkeypatch):
     """In one call, or in several if they are more than a call takes."""
     monkeypatch.setattr(stand_in_tensorrt, "MAX_TOKENS_PER_CALL", tokens_per_call)
     early, *_, late = bundle.manifest.exits
