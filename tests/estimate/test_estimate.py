@@ -300,7 +300,8 @@ def test_engines_and_int8_are_estimated_for_their_own_kind_of_card_only(bundle: 
     assert "built for compute capability 8.9; 'made-up' has 9.0" in reason(bundle, newer, engine)
     assert "run on NVIDIA GPUs only" in reason(bundle, device("cpu"), engine)
     int8 = artifact_of(bundle, "onnx/model.onnx", precision="int8", quantized={"MatMulInteger": 4, "Gather": 1})
-    assert "its 4 products in INT8" in reason(bundle, device("cuda"), int8)
+    says = reason(bundle, device("cuda"), int8)
+    assert "its 4 products in INT8 (MatMulInteger, uint8 × int8)" in says and "leaves them to the CPU" in says
     tables = int8.model_copy(update={"quantized": {"Gather": 1}})
     for artifact, target in ((int8, device("cpu")), (tables, device("cuda"))):
         assert estimate(Bundle.open(bundle), artifact, target, ITEMS)[0].latency_ms.status == "estimated"

@@ -25,14 +25,7 @@ from edgeformer.run import Run, read_run
 from edgeformer.runtimes.runtime import BuildJob, Target
 from edgeformer.runtimes.tensorrt import RTX_INT8, TensorRTBuilder, TorchTensorRTBuilder
 from edgeformer.runtimes.tensorrt import engine as engine_builder
-from edgeformer.runtimes.tensorrt.engine import (
-    CODE_BYTES,
-    BuiltEngine,
-    axis_sizes,
-    build_engine,
-    graph_bytes,
-    why_engine_rejected,
-)
+from edgeformer.runtimes.tensorrt.engine import BuiltEngine, axis_sizes, build_engine, graph_bytes, why_engine_rejected
 from edgeformer.tasks.scoring import max_batch_rows
 from tests.conftest import OLD_FORMAT
 from tests.measurement.measuring_child import Recorder
@@ -232,7 +225,7 @@ def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
 
     def convert(program: Any, *, use_explicit_typing: bool = False, **options: Any) -> bytes:
         calls.append({"program": program, "use_explicit_typing": use_explicit_typing, **options})
-        return bytes(CODE_BYTES + copies * weights)
+        return bytes(engine_builder.CODE_BYTES + copies * weights)
 
     import_module("torch._dynamo")  # which looks for an installed TensorRT while it is imported
     package, tensorrt = ModuleType("torch_tensorrt"), ModuleType("tensorrt")
@@ -273,8 +266,8 @@ def test_size_and_warnings_decide() -> None:
     for changes, size_bytes, message in (
         ({}, 9000, None),  # code beside the weights does not count
         ({"weight_bytes": 4000}, 9000, "its weights take 3.9 KiB, more than 1.2 × the graph of 2.1 KiB"),
-        (of_size, CODE_BYTES + 2400, None),
-        (of_size, CODE_BYTES + 2600, "its weights take 2.5 KiB"),
+        (of_size, engine_builder.CODE_BYTES + 2400, None),
+        (of_size, engine_builder.CODE_BYTES + 2600, "its weights take 2.5 KiB"),
         ({"warnings": ("Make sure input input_ids has Int64 binding.",)}, 2400, None),
         ({"warnings": ("Running layernorm with FP16 Reduce may cause overflow.",)}, 2400, "layernorm"),
     ):

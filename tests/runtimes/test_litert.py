@@ -82,7 +82,7 @@ def test_fp32_is_what_torch_computes_for_every_length_and_number_of_rows(run: Pa
             np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
-def test_every_artifact_is_judged_and_stores_weights_once(bundle: Bundle) -> None:
+def test_every_artifact_is_judged_and_verified_and_stores_weights_once(bundle: Bundle) -> None:
     for id_ in ("litert-fp32", "litert-fp32-exit1", "litert-int8", "litert-int8-exit1"):
         artifact, graph = bundle.artifact(id_), bundle.artifact(id_.replace("litert", "onnx"))
         assert (artifact.status, artifact.reason, artifact.format) == ("built", None, "litert")
@@ -111,11 +111,8 @@ def test_every_artifact_is_judged_and_stores_weights_once(bundle: Bundle) -> Non
     nodes = settings["nodes_by_provider"]
     assert nodes["XNNPACK"] > 100 and nodes["LiteRT"] < 5
     assert "not in XNNPACK: CAST (1), EMBEDDING_LOOKUP (1)" in caveat
-
-
-def test_it_verifies_and_is_named(bundle: Bundle) -> None:
-    artifact = bundle.artifact("litert-fp32")
-    assert provider_of(artifact) == "litert" and cannot_run(artifact) is None
+    assert provider_of(bundle.artifact("litert-fp32")) == "litert"
+    assert cannot_run(bundle.artifact("litert-fp32")) is None
     checks = {check.artifact: check.status for check in verify(bundle, runtime="litert").artifacts}
     assert checks["litert-fp32"] == checks["litert-int8-exit1"] == "verified"
 

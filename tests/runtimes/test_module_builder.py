@@ -29,6 +29,11 @@ from edgeformer.runtimes.module_builder import MAX_BATCH, StoredModel
 from edgeformer.runtimes.runtime import ArtifactFiles, BuildJob, Target, Unavailable
 
 INPUTS, LENGTH, VOCABULARY, WIDTH = ("input_ids", "attention_mask"), 12, 50, 64
+Built = tuple[Path, dict[str, ArtifactManifest]]
+"""A bundle and the entries of its models."""
+needs_executorch = pytest.mark.skipif(
+    executorch.EXECUTORCH.missing() is not None, reason="the extra executorch is not installed, which makes programs"
+)
 
 
 class Looped(torch.nn.Module):
@@ -111,10 +116,6 @@ def test_what_cannot_be_built_says_why(builder, problem, tmp_path, monkeypatch):
     assert isinstance(plan, Unavailable) and f"[{builder.name}]" in plan.reason
 
 
-Built = tuple[Path, dict[str, ArtifactManifest]]
-"""A bundle and the entries of its models."""
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     if (missing := coreml.COREMLTOOLS.missing()) is not None:
@@ -163,11 +164,6 @@ def test_it_runs_on_apple_devices_only(built: Built) -> None:
     files = ArtifactFiles(entry, bundle / str(entry.file))
     with pytest.raises(ArtifactError, match="Core ML runs on Apple devices only"):
         runtime_of(entry).open(files, OpenOptions())
-
-
-needs_executorch = pytest.mark.skipif(
-    executorch.EXECUTORCH.missing() is not None, reason="the extra executorch is not installed, which makes programs"
-)
 
 
 def entry(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:

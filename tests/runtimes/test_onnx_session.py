@@ -10,12 +10,9 @@ import onnxruntime
 import pytest
 import torch
 
-from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.bundle import Bundle
-from edgeformer.estimate.estimate import estimate
-from edgeformer.runtimes import OpenOptions, runtime_of
+from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.onnxruntime.nodes import ProfiledGraph, Tensor
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch import RUNTIME
@@ -62,12 +59,11 @@ def test_unusable_inputs_are_explained(graph, changed, message, capfd):
     assert capfd.readouterr().err == "", "onnxruntime's own log must not reach the terminal"
 
 
-@pytest.mark.parametrize("content", [None, b"hello\n" * 50, b""], ids=["truncated", "text", "empty"])
-def test_a_damaged_file_is_named_with_a_remedy(graph, tmp_path, content, capfd):
-    damaged, half = tmp_path / "damaged.onnx", graph.read_bytes()[: graph.stat().st_size // 2]
-    damaged.write_bytes(half if content is None else content)
-    with pytest.raises(ArtifactError, match=r"damaged\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
-        OnnxSession(damaged)
+def test_a_damaged_file_is_named_with_a_remedy(graph: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for content in (graph.read_bytes()[: graph.stat().st_size // 2], b"hello\n" * 50, b""):
+        (tmp_path / "damaged.onnx").write_bytes(content)
+        with pytest.raises(ArtifactError, match=r"d\.onnx: is truncated, damaged, or not an ONNX.*export the run"):
+            OnnxSession(tmp_path / "damaged.onnx")
     assert capfd.readouterr().err == ""
     with pytest.raises(ArtifactError, match=r"absent\.onnx: no such file"):
         OnnxSession(tmp_path / "absent.onnx")
@@ -121,30 +117,6 @@ def test_notes_name_the_most_frequent_operators_first() -> None:
     assert "does not report which nodes CUDA left to the CPU" in OnnxSession.caveats(session)[0]
 
 
-def test_what_is_estimated_for_which_card() -> None:
-    bundle, card = Bundle.open(OLD_FORMAT / "classifier-v1" / "bundle"), load_profile("rtx4050")
-    for artifact in bundle.artifacts:
-        reason = runtime_of(artifact).estimable(artifact, card)
-        products = artifact.quantized.get("MatMulInteger")
-        if products is not None:
-            assert f"its {products} products in INT8 (MatMulInteger, uint8 × int8)" in str(reason)
-            assert runtime_of(artifact).estimable(artifact, load_profile("intel-n100")) is None
-        elif artifact.is_graph:
-            assert reason is None
-    (row,) = estimate(bundle, bundle.artifact("onnx-int8"), card, [("steady", 1, 16)])
-    assert (row.where, row.provider) == ("device", CUDA)
-    assert row.latency_ms.status == row.memory_bytes.status == "unavailable"
-    assert "leaves them to the CPU" in str(row.latency_ms.reason)
-    engine = ArtifactManifest(
-        id="tensorrt-rtx-fp16", file="engines/model.engine", format="tensorrt-rtx", precision="fp16", status="built",
-        built_for={"compute_capability": "8.9"},
-    )  # fmt: skip
-    reasons = [runtime_of(engine).estimable(engine, load_profile(name)) for name in ("rtx4050", "h200", "intel-n100")]
-    assert reasons[::2] == [None, "tensorrt-rtx engines run on NVIDIA GPUs only"]
-    assert "built for compute capability 8.9; 'h200' has 9.0" in str(reasons[1])
-    assert runtime_of(engine).fuses and not runtime_of("onnx").fuses
-
-
 def test_executed_nodes_have_operator_shapes_and_constants(
     graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +143,7 @@ def test_executed_nodes_have_operator_shapes_and_constants(
             ProfiledGraph(tmp_path / name)
 
 
-def torch_session() -> TorchSession:
+def test_torch_runs_in_evaluation_mode_and_answers_in_float32() -> None:
     class Counting(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -183,22 +155,15 @@ def torch_session() -> TorchSession:
             kept = (input_ids * attention_mask).sum(-1, keepdim=True)
             return self.dropout(kept.to(self.scale.dtype) * self.scale)
 
-    return TorchSession(Counting().train())
-
-
-def test_torch_runs_in_evaluation_mode_and_answers_in_float32() -> None:
     ids = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.int64)
-    with torch_session() as session:
+    with TorchSession(Counting().train()) as session:
         outputs = session.run({"input_ids": ids, "attention_mask": np.array([[1, 1, 0], [1, 1, 1]], np.int64)})
-        assert session.provider == "torch-cpu"
-    assert outputs["logits"].dtype == np.float32
-    np.testing.assert_array_equal(outputs["logits"], [[3, 3], [15, 15]])
-    session = torch_session()
-    with pytest.raises(InputError, match="'attention_mask' is missing"):
-        session.run({"input_ids": ids})
-    with pytest.raises(InputError, match=r"but is float64\[2, 3\]"):
-        session.run({"input_ids": ids.astype(float), "attention_mask": ids})
-    session.close()
+        assert session.provider == "torch-cpu" and outputs["logits"].dtype == np.float32
+        np.testing.assert_array_equal(outputs["logits"], [[3, 3], [15, 15]])
+        with pytest.raises(InputError, match="'attention_mask' is missing"):
+            session.run({"input_ids": ids})
+        with pytest.raises(InputError, match=r"but is float64\[2, 3\]"):
+            session.run({"input_ids": ids.astype(float), "attention_mask": ids})
     with pytest.raises(EdgeformerError, match="closed"):
         session.run({"input_ids": ids, "attention_mask": ids})
 

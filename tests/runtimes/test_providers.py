@@ -16,16 +16,7 @@ from edgeformer.report.listing import runtime_records
 from edgeformer.runtimes import default_provider
 from edgeformer.runtimes import torch as torch_runtime
 from edgeformer.runtimes.onnxruntime import providers
-from edgeformer.runtimes.onnxruntime.providers import (
-    CPU,
-    CUDA,
-    RTX,
-    TENSORRT,
-    RtxPlugin,
-    load_cuda_libraries,
-    rtx_options,
-    rtx_plugin,
-)
+from edgeformer.runtimes.onnxruntime.providers import CPU, CUDA, RTX, TENSORRT, RtxPlugin, load_cuda_libraries
 from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.tensorrt.state import describe, judge
 from edgeformer.system import capability, cuda_driver, nvidia
@@ -39,6 +30,9 @@ RTX_4050 = ("NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 CUDA_13 = Answer({"version": "2.13.0", "built_for": "13.0", "cuda": False})
 BUILDS = Answer({"version": "1.7", "builder": True, "capabilities": ["8.9"]})
 WORKING = RtxPlugin(("device",))
+NOT_LOADED = "Failed to load libcublas.so.13: libcublas.so.13: cannot open shared object file: No such file\n"
+COPY = "/venv/site-packages/nvidia/cu13/lib/libcublas.so.13"
+OF_COPY = f"Failed to load {COPY}: {COPY}: file too short\n"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +101,7 @@ def test_the_default_provider(card, built_in, plugin, provider, monkeypatch):
 
 
 def test_the_rtx_provider_is_refused_with_its_reason(tmp_path: Path) -> None:
-    if rtx_plugin().devices:
+    if providers.rtx_plugin().devices:
         pytest.skip("the RTX provider works here")
     with pytest.raises(InputError, match="'NvTensorRTRTXExecutionProvider' cannot be used here: "):
         OnnxSession(tmp_path / "model.onnx", RTX)
@@ -167,11 +161,6 @@ def test_list_runtimes_marks_the_experimental_ones() -> None:
     records = runtime_records()
     assert [row["name"] for row in records if row["status"] == "experimental"] == ["coreml", "executorch"]
     assert {"name": "litert", "formats": ["litert"], "export": ["--litert"]}.items() <= records[2].items()
-
-
-NOT_LOADED = "Failed to load libcublas.so.13: libcublas.so.13: cannot open shared object file: No such file\n"
-COPY = "/venv/site-packages/nvidia/cu13/lib/libcublas.so.13"
-OF_COPY = f"Failed to load {COPY}: {COPY}: file too short\n"
 
 
 @pytest.fixture
@@ -273,7 +262,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     monkeypatch.setattr(onnxruntime, "SessionOptions", Options)
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     for module in (providers, sys.modules[OnnxSession.__module__]):
-        monkeypatch.setattr(module, "rtx_plugin", lambda: providers.RtxPlugin(("device",)))
+        monkeypatch.setattr(module, "rtx_plugin", lambda: WORKING)
     monkeypatch.setattr(cuda_driver, "devices", lambda: (Device(0, *RTX_4050),))
     with OnnxSession(OLD_FORMAT / "classifier-v1" / "bundle" / "onnx" / "model.onnx", RTX, max_positions=64) as session:
         settings, caveats = session.settings(), session.caveats()
@@ -289,7 +278,7 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     assert any("runs without CUDA graphs and specialized kernels" in note for note in caveats)
     assert settings["provider_options"] == {**recorded, "nv_runtime_cache_path": "cache folder"}
     assert str(tmp_path) not in json.dumps(settings), "reports hold no paths of this machine"
-    loop = rtx_options(OLD_FORMAT / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
+    loop = providers.rtx_options(OLD_FORMAT / "language-v1" / "bundle" / "onnx" / "step_loop.onnx", 64)
     assert loop["nv_profile_min_shapes"].startswith("state:1x1x16,past_key:1x2x0x8,")
     assert loop["nv_profile_opt_shapes"].startswith("state:1x1x16,past_key:1x2x64x8,")
     assert loop["nv_profile_max_shapes"].startswith("state:1024x64x16,past_key:1024x2x64x8,")
@@ -297,4 +286,4 @@ def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
     shape = "float[N, 3, height, width]"
     onnx.save(parsed(f"g ({shape} x) => ({shape} y) {{ y = Relu (x) }}"), tmp_path / "f.onnx")
     monkeypatch.setattr(cuda_driver, "devices", lambda: ())
-    assert rtx_options(tmp_path / "f.onnx", None) == {}
+    assert providers.rtx_options(tmp_path / "f.onnx", None) == {}

@@ -15,7 +15,6 @@ import torch
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError
 from edgeformer.bundle import Bundle
 from edgeformer.models.blocks.tracing import Exits
-from edgeformer.models.encoder.model import EncoderClassifier
 from edgeformer.models.weights import load_model
 from edgeformer.runtimes import OpenOptions, runtime_of
 from edgeformer.runtimes.decoder import Decoder, LoopEngine, StepSession
@@ -26,13 +25,7 @@ from edgeformer.tasks.metric import top_probability
 from tests.conftest import OLD_FORMAT
 
 LOOPS, POSITIONS, WORDS = 4, 64, 300  # of the language model
-
-
-@pytest.fixture(scope="module")
-def encoder() -> EncoderClassifier:
-    model = load_model(OLD_FORMAT / "classifier-v1")
-    assert isinstance(model, EncoderClassifier)
-    return model
+Tokens = tuple[int, ...]
 
 
 @pytest.fixture(scope="module")
@@ -54,22 +47,17 @@ def texts(rows: int = 16, length: int = 9) -> dict[str, np.ndarray]:
 
 
 @torch.inference_mode()
-def exit_logits_of(model: EncoderClassifier, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
-    """Logits after loop 1 and loop 2."""
-    ids, mask = (torch.from_numpy(inputs[name]) for name in ("input_ids", "attention_mask"))
-    return [logits.numpy() for logits in Exits(model)(ids, mask)[:2]]
-
-
-@torch.inference_mode()
 def logits_of(ids: np.ndarray) -> np.ndarray:
     logits: np.ndarray = load_model(OLD_FORMAT / "language-v1").logits(torch.from_numpy(ids), LOOPS).numpy()
     return logits
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.5, 1.0, None])
-def test_rows_leave_when_they_are_sure(encoder, parts, quantile):
-    inputs = texts()
-    exits = exit_logits_of(encoder, inputs)
+def test_rows_leave_when_they_are_sure(parts: dict[str, Path], quantile: float | None) -> None:
+    inputs, model = texts(), load_model(OLD_FORMAT / "classifier-v1")
+    with torch.inference_mode():
+        ids, mask = (torch.from_numpy(inputs[name]) for name in ("input_ids", "attention_mask"))
+        exits = [logits.numpy() for logits in Exits(model)(ids, mask)[:2]]
     sure = top_probability(exits[0])
     # Between two probabilities, so that rounding does not decide.
     thresholds = {} if quantile is None else {1: float(np.quantile(sure, quantile, method="midpoint")) + 1e-4}
@@ -234,9 +222,6 @@ def test_on_cuda_caches_stay_on_the_card(bundle: Bundle, monkeypatch: pytest.Mon
         empty = {name: session.empty(name, 1) for name in session.inputs if name.startswith("past")}
         outputs = session.run({"input_ids": np.array([[5]]), "position_ids": np.array([[0]]), **empty})
     assert card.bound == {} and {type(array) for array in outputs.values()} == {np.ndarray}
-
-
-Tokens = tuple[int, ...]
 
 
 class Recorder(LoopEngine[Tokens]):

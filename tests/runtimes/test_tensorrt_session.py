@@ -24,21 +24,13 @@ from edgeformer.system import cuda_driver
 from edgeformer.system.cuda_driver import Device
 from edgeformer.system.leftovers import cache_folder
 from tests.runtimes import stand_in_tensorrt
-from tests.runtimes.stand_in_tensorrt import (
-    CARD,
-    LONGEST,
-    CudaGraphStrategy,
-    StandInCuda,
-    StandInEngine,
-    StandInRuntimeCache,
-    StandInRuntimeConfig,
-    stand_in,
-    with_engines,
-)
+from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, StandInEngine, StandInRuntimeCache, stand_in, with_engines
 from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph
 
 TEXTS = [f"the {food} was {how} indeed" for food in ("pizza", "soup", "tea", "bread", "fish") for how in "abcd"]
 """As long as each other, so that they share a call; an engine takes 16."""
+MEASURING, ANSWERING = OpenOptions(repeated_shapes=True), OpenOptions()
+FULL = "tensorrt-rtx-fp32"
 
 
 @pytest.fixture
@@ -111,17 +103,18 @@ def test_rows_leave_the_step_engines_of_a_classifier_early(classifier: Bundle) -
 
 @pytest.mark.parametrize("kind", ["step", "decode"])
 def test_logits_are_those_of_the_graphs(bundle: Bundle, kind: str) -> None:
-    loops, ids = bundle.loops, np.random.default_rng(0).integers(1, 50, 20).tolist()
+    cuda, loops = stand_in_tensorrt.StandInCuda, bundle.loops
+    ids = np.random.default_rng(0).integers(1, 50, 20).tolist()
     answers = []
     for format_, provider in (("onnx", "CPUExecutionProvider"), ("tensorrt-rtx", "tensorrt-rtx")):
         decoder = bundle.decoder(bundle.artifact(f"{format_}-fp32-{kind}"), (loops,))
         logits = []
         for piece in (ids[:7], *([token] for token in ids[7:])):
-            uploaded = StandInCuda.uploaded
+            uploaded = cuda.uploaded
             decoder.read(piece)
             decoder.advance(loops)
             if (format_, kind, len(piece)) == ("tensorrt-rtx", "decode", 1):
-                assert StandInCuda.uploaded - uploaded == 2 * 8, "the token and its position, and no cache"
+                assert cuda.uploaded - uploaded == 2 * 8, "the token and its position, and no cache"
             logits.append(decoder.row_logits(loops)[0])
             decoder.peek(np.array([[3]]), loops)  # keeps nothing
         answers.append(np.stack(logits))
@@ -209,10 +202,6 @@ def test_verify_compares_engines_on_their_card_and_records_it(bundle: Bundle) ->
     assert "is ignored, because" in str(stale["tensorrt-rtx-fp32-step"]) and stale["tensorrt-rtx-fp32-decode"] is None
 
 
-MEASURING, ANSWERING = OpenOptions(repeated_shapes=True), OpenOptions()
-FULL = "tensorrt-rtx-fp32"
-
-
 def call(rows: int = 2, length: int = 8) -> dict[str, np.ndarray[Any, Any]]:
     ids = np.ones((rows, length), np.int64)
     return {"input_ids": ids, "attention_mask": ids}
@@ -232,7 +221,8 @@ def cache_files() -> list[Path]:
 
 def test_the_stand_in_has_nothing_that_tensorrt_rtx_lacks() -> None:
     trt = pytest.importorskip("tensorrt_rtx")
-    for name in vars(StandInRuntimeConfig()).keys() - {"cache"} | {"create_runtime_cache", "set_runtime_cache"}:
+    settings = vars(stand_in_tensorrt.StandInRuntimeConfig()).keys() - {"cache"}
+    for name in settings | {"create_runtime_cache", "set_runtime_cache"}:
         assert hasattr(trt.IRuntimeConfig, name), name
     assert hasattr(trt.ICudaEngine, "create_runtime_config")
     assert hasattr(trt.IRuntimeCache, "serialize") and hasattr(trt.IRuntimeCache, "deserialize")
@@ -244,7 +234,8 @@ def test_the_stand_in_has_nothing_that_tensorrt_rtx_lacks() -> None:
 def test_measuring_compiles_before_the_first_answer_and_captures(classifier: Bundle) -> None:
     settings, engine = run(classifier, MEASURING, calls=5)
     assert settings == {"kernel_specialization": "eager", "cuda_graphs": "whole_graph_capture", "runtime_cache": "new"}
-    assert engine.config is not None and engine.config.cuda_graph_strategy is CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    strategy = stand_in_tensorrt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+    assert engine.config is not None and engine.config.cuda_graph_strategy is strategy
     assert len(engine.calls) == 5 and len(set(engine.calls)) == 1, "shapes and addresses repeat: one captured graph"
     settings, _ = run(classifier, ANSWERING)
     assert (settings["kernel_specialization"], settings["cuda_graphs"]) == ("lazy", "disabled")
