@@ -11,6 +11,7 @@ from tests.measurement.measuring_child import Recorder
 
 RecordedProgress = Recorder
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
+TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 _SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS}
 _SIZES |= {"num_attention_heads": 4, "intermediate_size": 48, "max_position_embeddings": 64}
@@ -30,6 +31,12 @@ OWN: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2, "pad_token_id": 0, "cls_token_id": 2},
 }  # fmt: skip
 """``model_type`` → what its configuration has beside the sizes."""
+_BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_SPECIAL_TOKENS = {
+    **{kind: ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] for kind in ("roberta", "xlm-roberta")},
+    "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
+    "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
+}
 
 
 def save_tokenizer(folder: Path, kind: str) -> None:
@@ -51,14 +58,6 @@ def save_tokenizer(folder: Path, kind: str) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     if kind == "albert":  # ALBERT's own tokenizer is a SentencePiece model; Chinese ones name BERT's like this
         (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
-
-
-_BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-_SPECIAL_TOKENS = {
-    **{kind: ["<s>", "<pad>", "</s>", "<unk>", "<mask>"] for kind in ("roberta", "xlm-roberta")},
-    "mpnet": ["<s>", "<pad>", "</s>", "[UNK]", "<mask>"],
-    "deberta-v2": ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"],
-}
 
 
 def _byte_level(special: list[str]) -> tuple[Tokenizer, Any]:
@@ -125,9 +124,6 @@ def answer(model: Any, tokenizer: Tokenizer, text: str, pair: str | None = None)
     with torch.inference_mode():
         outputs = model(**inputs)
     return (outputs.logits if "logits" in outputs else outputs.last_hidden_state)[0].numpy()
-
-
-TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 
 
 def token_classifier(folder: Path) -> Path:

@@ -12,7 +12,10 @@ from edgeformer.export.audit import audit_portability, weight_parts
 from edgeformer.inference import verify as verifying
 from edgeformer.models.weights import load_model
 from edgeformer.report.sentences import portability_notes, portability_notes_here
+from tests.conftest import OLD_FORMAT
 from tests.export import graphs
+
+OLD = OLD_FORMAT / "classifier-v1" / "bundle"
 
 
 def test_parts_of_a_classifier_are_those_of_its_modules(finished_run: Path) -> None:
@@ -54,9 +57,6 @@ def test_weight_bytes_by_part(nodes, tensors, parts):
     layers = graphs.nodes(f"x = Gather(table, ids)  {nodes}")
     ports = [graphs.value("ids", graphs.INT64, ["batch"])], [graphs.value("logits", graphs.FLOAT, None)]
     assert weight_parts(graphs.model(layers, *ports, stored)) == {"embeddings": 4 * 320, **parts}
-
-
-OLD = Path(__file__).parents[1] / "old_format" / "classifier-v1" / "bundle"
 
 
 def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path) -> None:

@@ -26,6 +26,9 @@ from tests.export.graphs import save, save_beside
 from tests.runtimes.tiny_bundle import CLASSES, VOCABULARY, classifier_graph
 
 ROWS = "text\tlabel\n" + "".join(f"word{number % 7} word{number % 3}\tl{number % CLASSES}\n" for number in range(60))
+PRODUCT = helper.make_node("MatMul", ["x", "w"], ["h"])
+"""A product that can be quantised, in front of one that cannot."""
+EQUAL = "two labels are equal, or one is empty"
 
 
 def export(folder: Path, **options: object) -> dict[str, tuple[str, str | None]]:
@@ -61,10 +64,6 @@ def test_every_precision_is_built(bundle: Path) -> None:
     with opened.session(half) as session:
         outputs = opened.task.golden_outputs(opened.golden(), session.run, None)
     assert golden_score(opened, half, outputs) == half.score, "what verify --write scores on a target"
-
-
-PRODUCT = helper.make_node("MatMul", ["x", "w"], ["h"])
-"""A product that can be quantised, in front of one that cannot."""
 
 
 def odd(*nodes: onnx.NodeProto, weight: onnx.TensorProto, shape: list[int | str | None]) -> onnx.ModelProto:
@@ -225,9 +224,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-EQUAL = "two labels are equal, or one is empty"
-
-
 class TestClassifiers:
     """A graph from token ids to logits, with its tokenizer and a labelled file."""
 
@@ -286,19 +282,16 @@ def test_export_works_inside_the_bundle_folder(bundle: Path, tmp_path: Path, mon
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "theirs"]
 
 
-ID, FILE = "tensorrt-rtx-fp32", "engines/model.rtx4050.engine"
-
-
 @pytest.mark.skipif(find_spec("tensorrt_rtx") is None, reason="needs tensorrt-rtx, which builds engines without a GPU")
 def test_engine_has_input_shapes_and_no_parity_without_its_gpu(bundle: Path) -> None:
     export(bundle, build=("tensorrt",), target="rtx4050")
     opened = Bundle.open(bundle)
-    output = opened.artifact(ID)
-    assert (output.status, output.file, output.precision) == ("built", FILE, "fp32") and output.engine is not None
+    output, file = opened.artifact("tensorrt-rtx-fp32"), "engines/model.rtx4050.engine"
+    assert (output.status, output.file, output.precision) == ("built", file, "fp32") and output.engine is not None
     assert output.engine.shapes == dict.fromkeys(("input_ids", "attention_mask"), ((1, 1), (1, 64), (16, 512)))
     assert output.built_for is not None and output.built_for["compute_capability"] == "8.9"
     assert output.engine.weight_bytes is not None and output.engine.weight_bytes >= 4 * (64 * 16 + 16 * 16)
-    assert output.size_bytes == (bundle / FILE).stat().st_size > output.engine.weight_bytes
+    assert output.size_bytes == (bundle / file).stat().st_size > output.engine.weight_bytes
     if cannot_run(output) is not None:
         assert output.parity is not None and "verify --write" in str(output.parity.reason)
 

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Sharing, Vocabulary
+from edgeformer.artifacts.manifest import ArtifactManifest, Parity, Precision, Sharing
 from edgeformer.artifacts.scores import Score
 from edgeformer.export.fp16 import FP16_MAX
 from edgeformer.export.graphs import Written
@@ -44,6 +44,10 @@ LOOPED = "state_loop0 = Gather(table, input_ids)  " + "  ".join(
     f"state_loop{loop + 1} = Mul(state_loop{loop}, vector)" for loop in range(LOOPS)
 )
 FIRST_EXIT = "product = MatMul(state, head1)  logits = Add(product, bias)"
+# Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
+SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
+SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
+STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
 
 
 def write(path: Path, takes: str, gives: str, steps: str, **changes: np.ndarray) -> None:
@@ -104,9 +108,6 @@ class Subject:
         return Score(n=9, loss=10.0 * exit_)
 
 
-VOCABULARY = Vocabulary(kept=6, original=9, coverage=0.5, unknown=0.25, changed_rows=1, rows=3)
-
-
 def judge(bundle: Path, subject: Subject, variant: Variant | None = None, **changes: Any) -> Judge:
     arguments: Any = {"validation": subject.validation, "max_activation": 1.0, "baseline": {}, **changes}
     return Judge(folder=bundle, reference=subject, variant=variant or Variant("fp32"), **arguments)  # type: ignore[arg-type]
@@ -140,18 +141,10 @@ def written(**changes: Any) -> Written:
     return Written(**arguments)
 
 
-STEPS = {part: f"onnx/{part}.onnx" for part in ("embed", "loop", "readout", "readout_exit1")}
-
-
 def judge_one(judge: Judge, kind: str) -> ArtifactManifest:
     files = {"full": {"exits": {3: "onnx/model.onnx"}}, "decode": {"exits": {}, "decode": "onnx/decode.onnx"}}
     (artifact,) = judge.judge_all(written(**files[kind]))
     return artifact
-
-
-def assert_close(result: ArtifactManifest, n: int) -> None:
-    assert result.parity is not None and result.parity.provider == "CPUExecutionProvider" and result.parity.n == n
-    assert result.parity.max_abs_error is not None and result.parity.max_abs_error < 1e-5
 
 
 def test_full_graph_entry(bundle: Path) -> None:
@@ -170,8 +163,9 @@ def test_full_graph_entry(bundle: Path) -> None:
     sharing = Sharing(unique_parameters=40, stored_parameters=40, constant_elements=0, weight_bytes=160)
     assert result.sharing == sharing
     assert result.built_with == {name: version(name) for name in ("torch", "onnx", "onnxscript", "onnxruntime")}
-    assert_close(result, IDS.size)
-    assert result.parity is not None and result.parity.top1_agreement == 1.0
+    parity = result.parity
+    assert parity is not None and parity.max_abs_error is not None and parity.max_abs_error < 1e-5
+    assert (parity.provider, parity.n, parity.top1_agreement) == ("CPUExecutionProvider", IDS.size, 1.0)
     assert (result.score, result.validation) == (Score(n=IDS.size, loss=1.0), Score(n=9, loss=30.0))
     ((exit_, logits, rows),) = subject.scored
     assert exit_ == 3 and rows is None
@@ -201,10 +195,6 @@ def test_judge_all_yields_every_artifact(bundle: Path) -> None:
     assert [result.id for result in subset] == ids[:2]
 
 
-# Of windows of six tokens the first three are read at once: it answers for the third and the three after it.
-SECOND_HALF = [2, 3, 4, 5, 8, 9, 10, 11, 14, 15, 16, 17]
-
-
 def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: Path) -> None:
     subject = Subject(("input_ids",), states=1)
     subject.finds = "perplexity 9% above FP32's"
@@ -221,9 +211,6 @@ def test_decode_graph_is_rejected_for_its_first_problem(bundle: Path, tmp_path: 
     for precision in ("fp32", "int8"):
         result = judge_one(judge(tmp_path, subject, Variant(precision)), "decode")  # type: ignore[arg-type]
         assert "not finite" in str(result.reason) and result.score is None
-
-
-SCORES = {loop: (Score(n=18, loss=loop + 0.5), Score(n=9, loss=10.0 * loop + 5)) for loop in (1, 3)}
 
 
 def compare(

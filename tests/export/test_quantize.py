@@ -56,10 +56,6 @@ class Everything(nn.Module):
         return answers[0], answers[1]
 
 
-def initializers(model: onnx_ir.Model) -> dict[str, np.ndarray]:
-    return {str(name): value.const_value.numpy() for name, value in model.graph.initializers.items()}
-
-
 def run(model: onnx_ir.Model, path: Path, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     write_graph(model, path)
     with OnnxSession(path) as session:
@@ -100,7 +96,7 @@ def test_answers_are_close_to_fp32(module, traced, quantized, tmp_path):
 
 def test_products_use_seven_bits(quantized: onnx_ir.Model) -> None:
     """Two products of an 8-bit activation and a weight must fit into 16 bits: 2 · 255 · 64 does, 2 · 255 · 127 not."""
-    stored = initializers(quantized)
+    stored = {str(name): value.const_value.numpy() for name, value in quantized.graph.initializers.items()}
     products = [node for node in quantized.graph if node.op_type == "MatMulInteger"]
     assert len(products) == 4
     for node in products:
@@ -161,9 +157,6 @@ def test_a_product_is_quantized_or_refused_in_every_opset(caplog: pytest.LogCapt
         message = f"cannot quantize these weights: {weight} of [A-Z][A-Za-z]+ the_product"
         with pytest.raises(EdgeformerError, match=message):
             quantize.quantize_int8(model)
-
-
-# INT4
 
 
 class Odd(nn.Module):
@@ -285,16 +278,14 @@ def test_attention_with_another_mask_is_not_merged(written_out: onnx_ir.Model, c
     assert RewriteRuleSet([quantize.CachedAttention.rule()]).apply_to_model(other) == 0
 
 
-DECODER = {
-    "kind": "decoder", "vocab_size": 100, "hidden_size": 96, "layers": 2, "iterations": 3, "heads": 6, "kv_heads": 2,
-    "ffn_size": 64, "max_positions": 64,
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def decoder_graphs() -> Graphs:
     torch.manual_seed(0)
-    return ADAPTER.trace(DecoderModel(DecoderConfig(**DECODER)).eval(), ("input_ids",), steps=False)
+    config = DecoderConfig(
+        kind="decoder", vocab_size=100, hidden_size=96, layers=2, iterations=3, heads=6, kv_heads=2, ffn_size=64,
+        max_positions=64,
+    )  # fmt: skip
+    return ADAPTER.trace(DecoderModel(config).eval(), ("input_ids",), steps=False)
 
 
 def decoded(model: onnx_ir.Model, path: Path) -> list[np.ndarray]:

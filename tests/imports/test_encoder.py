@@ -29,15 +29,8 @@ from edgeformer.inference.predict import predict
 from edgeformer.models.pretrained.source import open_source
 from edgeformer.run import Location, Run, locate, read_run
 from tests.cli.run_cli import edgeformer, run_json
-from tests.export.hf_models import (
-    OWN,
-    TAGS,
-    RecordedProgress,
-    answer,
-    make_cross_encoder,
-    make_model,
-    sentence_transformers,
-)
+from tests.export.hf_models import OWN, TAGS, answer, make_cross_encoder, make_model, sentence_transformers
+from tests.measurement.measuring_child import Recorder
 
 TEXTS: list[str | tuple[str, str]] = [
     "The first bridge of the town was made of wood.",
@@ -46,6 +39,7 @@ TEXTS: list[str | tuple[str, str]] = [
 ]
 LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
 def answers(run: Path, texts: list[Any]) -> Any:
@@ -208,7 +202,7 @@ def test_other_kinds_of_models_and_heads_are_refused(shared_model: Path, tmp_pat
 
 def test_multi_label_model_answers_per_label(shared_model: Path, tmp_path: Path) -> None:
     source = changed(shared_model, tmp_path / "several", problem_type="multi_label_classification")
-    data, progress = tmp_path / "own.jsonl", RecordedProgress()
+    data, progress = tmp_path / "own.jsonl", Recorder()
     run = Run.open(import_hf(str(source), HfOptions(tmp_path / "artifacts"), progress))
     labels = run.recipe.data.labels  # type: ignore[attr-defined]
     assert run.task.name == "multi-label-classification" and "0.5" in " ".join(progress.messages)
@@ -236,9 +230,6 @@ def test_a_model_with_one_output_computes_what_transformers_does(tmp_path: Path,
     assert [answer.score for answer in scored] == pytest.approx(expected[:, 0].tolist(), abs=CLOSE)  # type: ignore[union-attr]
     with pytest.raises(InputError, match=r"--labels: .* is a regression model and has no labels; leave it out"):
         import_hf(str(tmp_path / kind), HfOptions(tmp_path / "artifacts", labels=("a", "b")))
-
-
-IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +300,7 @@ def test_weights_and_code_that_could_run_are_not_used(shared_model: Path, tmp_pa
     code = {"auto_map": {"AutoModelForSequenceClassification": "modeling.Mine"}}
     folder = changed(shared_model, tmp_path / "code", **code)
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')", encoding="utf-8")
-    progress = RecordedProgress()
+    progress = Recorder()
     import_hf(str(folder), HfOptions(tmp_path / "artifacts"), progress)
     assert any("auto_map" in message and "not run" in message for message in progress.messages)
     assert not (tmp_path / "ran").exists()
@@ -387,7 +378,7 @@ def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
     document = json.loads(file.read_text(encoding="utf-8"))
     document["normalizer"] = None
     file.write_text(json.dumps(document), encoding="utf-8")
-    source, progress = open_source(str(tmp_path / "bert")), RecordedProgress()
+    source, progress = open_source(str(tmp_path / "bert")), Recorder()
     with (
         run.session() as session,
         pytest.raises(InputError, match=r"the answer to '.*' differs by .* from that of transformers"),

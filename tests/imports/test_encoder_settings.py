@@ -171,7 +171,7 @@ def test_a_page_cuts_on_the_side_that_the_tokenizer_states(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pooling", ["mean", pytest.param("max", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_prompts_are_put_in_front_and_not_pooled(tmp_path: Path, pooling: str) -> None:
     model = sentence_model(tmp_path, pooling=pooling)
     model[1].include_prompt = False
@@ -204,9 +204,7 @@ def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "measure", ["cosine", "euclidean", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dot", "manhattan"))]
-)
+@pytest.mark.parametrize("measure", ["cosine", "euclidean", "dot", "manhattan"])
 def test_vectors_are_cut_and_compared_as_the_folder_says(tmp_path: Path, measure: str) -> None:
     model = sentence_model(tmp_path, normalize=measure == "euclidean")
     model.truncate_dim, model.similarity_fn_name = 16, measure

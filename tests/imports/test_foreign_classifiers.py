@@ -25,7 +25,6 @@ from edgeformer.inference.verify import verify
 from edgeformer.run import Location
 from edgeformer.tasks.task import Unanswered
 from tests.cli.run_cli import edgeformer
-from tests.export import graphs
 from tests.export.graphs import save
 from tests.export.hf_models import make_model
 
@@ -33,6 +32,16 @@ LABELS = ("bad", "good")
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POSITIONS = 64
 TEXTS = ["good", "a warm and witty film with [SEP] in it", "the plot is dull " * 40, "Crème brûlée 🙂", "word " * 15]
+FORMS: dict[str, dict[str, Any]] = {
+    "as exported": {},
+    "int32": {"kind": TensorProto.INT32},
+    "one row of 32 tokens": {"shape": (1, 32)},
+    "one row": {"shape": (1, "sequence")},
+    "32 tokens, int32": {"shape": ("batch", 32), "kind": TensorProto.INT32},
+    "another output": {"output": "output_0"},
+    "no types": {"inputs": INPUTS[:2]},
+    "no mask": {"inputs": INPUTS[:1]},
+}
 
 
 @pytest.fixture(scope="module")
@@ -123,18 +132,6 @@ def answers(bundle: Bundle, texts: list[str], artifact: str | None = None) -> np
     return np.array([list(result.probabilities.values()) for result in results])  # type: ignore[union-attr]
 
 
-FORMS: dict[str, dict[str, Any]] = {
-    "as exported": {},
-    "int32": {"kind": TensorProto.INT32},
-    "one row of 32 tokens": {"shape": (1, 32)},
-    "one row": {"shape": (1, "sequence")},
-    "32 tokens, int32": {"shape": ("batch", 32), "kind": TensorProto.INT32},
-    "another output": {"output": "output_0"},
-    "no types": {"inputs": INPUTS[:2]},
-    "no mask": {"inputs": INPUTS[:1]},
-}
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_answers_are_those_of_onnxruntime_alone(bert: Path, tmp_path: Path, form: str) -> None:
     graph = changed(bert, tmp_path / "theirs", **FORMS[form])
@@ -222,11 +219,6 @@ class TestProof:
         assert not (tmp_path / "theirs/bundle").exists()
         proof = imported(graph, unproven=True).manifest.proof
         assert proof is not None and "differs by" in str(proof.reason) and (proof.largest_difference or 0) > 1e-4
-
-    def test_a_graph_of_tensors_has_none(self, tmp_path: Path) -> None:
-        folder = tmp_path / "bundle"
-        import_onnx(save(tmp_path / "theirs", graphs.convolutions()), folder)
-        assert Bundle.open(folder).manifest.proof is None
 
     def test_what_cannot_be_called(self, bert: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"input 'input_ids' float32.*int64 or int32.*optimum-cli export onnx"):

@@ -37,6 +37,15 @@ needs_llama = pytest.mark.skipif(
 TORCH = GenerateOptions(artifact="torch", max_tokens=32, sampling=Sampling(temperature=0))
 IDS = torch.arange(40).reshape(2, 20) * 7 % 400
 BYTE_LEVEL = [kind for kind in CLASSES if kind != "llama2"]
+UNAPPLIED = (
+    "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
+    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
+    "sequence_bias guidance_scale watermarking_config min_length min_new_tokens num_beams num_beam_groups "
+    "diversity_penalty penalty_alpha dola_layers constraints force_words_ids stop_strings token_healing length_penalty "
+    "early_stopping remove_invalid_values decoder_start_token_id"
+)
+"""Keys that change greedy text, which are noted and not applied."""
+TEMPLATE = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
 def imported(folder: Path, kind: str, generation: dict[str, Any] | None = None, **changes: Any) -> tuple[Any, Path]:
@@ -300,16 +309,6 @@ def test_every_key_of_a_configuration_has_its_handling(name: str) -> None:
     assert not used & language_keys.NEUTRAL_KEYS and {*language_keys.REFUSED_KEYS} <= used
 
 
-UNAPPLIED = (
-    "repetition_penalty encoder_repetition_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids "
-    "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty suppress_tokens begin_suppress_tokens "
-    "sequence_bias guidance_scale watermarking_config min_length min_new_tokens num_beams num_beam_groups "
-    "diversity_penalty penalty_alpha dola_layers constraints force_words_ids stop_strings token_healing length_penalty "
-    "early_stopping remove_invalid_values decoder_start_token_id"
-)
-"""Keys that change greedy text, which are noted and not applied."""
-
-
 def test_every_key_of_generation_has_its_handling() -> None:
     keys = {*transformers.GenerationConfig().to_dict()} - {"eos_token_id"}
     assert keys - language_keys.NEUTRAL_GENERATION_KEYS == {*UNAPPLIED.split()}
@@ -354,9 +353,6 @@ def test_other_computations_and_damage_are_refused(key: str, value: Any, message
     with pytest.raises((InputError, ArtifactError), match=message):
         import_causal_lm(str(folder), ImportOptions(tmp_path / "artifacts"))
     assert not (tmp_path / "artifacts").exists() or not [*(tmp_path / "artifacts").iterdir()]
-
-
-TEMPLATE = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}{% endfor %}"
 
 
 @needs_llama

@@ -83,6 +83,7 @@ class TestWhatItHolds:
         assert (bundle.name, bundle.task.name, bundle.manifest.wrapped) == ("net", "tensors", "net.onnx")
         assert (tmp_path / "bundle/onnx/model.onnx").read_bytes() == (tmp_path / "theirs/net.onnx").read_bytes()
         assert (artifact.id, artifact.inputs) == ("onnx-fp32", {"x": "float32[batch, 3, 16, 16]"})
+        assert bundle.manifest.proof is None, "that is of texts"
         stored = 8 * 27 + 8 + 8 * 9 + 32 + 4
         assert bundle.manifest.parameters == stored and artifact.sharing is not None
         assert artifact.sharing.weight_bytes == 4 * stored

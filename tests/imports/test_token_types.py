@@ -84,10 +84,7 @@ def computed_logits(run: Path, texts: list[Text], artifact: Path | None = None) 
         return np.stack([alone, session.run(collate(rows, numbers, reader.pad))["logits"]])
 
 
-SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in WITH_TYPES if kind != "bert"]
-
-
-@pytest.mark.parametrize("kind", ["bert", *SLOW_KINDS])
+@pytest.mark.parametrize("kind", WITH_TYPES)
 def test_token_types_follow_the_sequences(tmp_path: Path, kind: str) -> None:
     """Also where a text contains separators: in torch, in every graph, in predictions of the bundle."""
     source = tmp_path / kind
@@ -146,13 +143,7 @@ PADDED: list[Text] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "special"),
-    [
-        pytest.param(*case, id=name, marks=() if name.startswith(("roberta with", "mpnet with")) else pytest.mark.slow)
-        for name, case in COUNTED.items()
-    ],
-)
+@pytest.mark.parametrize(("kind", "changes", "special"), COUNTED.values(), ids=COUNTED)
 def test_positions_count_tokens_other_than_padding(tmp_path, monkeypatch, kind, changes, special):
     if special is not None:
         monkeypatch.setitem(hf_models._SPECIAL_TOKENS, kind, special)
