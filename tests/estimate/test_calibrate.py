@@ -42,6 +42,7 @@ NODE_US = {"fp32": 10.0, "int8": 5.0, "fp16": 20.0}
 """Microseconds of a product per row of 512."""
 SHAPES = [(2, 8), (1, 24), (4, 3), (1, 8), (1, 25)]  # the model takes 24 tokens
 SORTED = [(1, 8), (4, 3), (2, 8), (1, 24)]
+CARD = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +115,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def linear(duration_us: float, rows: int) -> ExecutedNode:
-    weight, inputs, outputs = Tensor("float", (512, 512)), Tensor("float", (rows, 512)), Tensor("float", (rows, 512))
-    return ExecutedNode("MatMul", "n", (inputs, weight), (outputs,), weight.bytes, duration_us)
-
-
 def times(job: TimeJob, refused: tuple[tuple[int, int], ...] = (), slower: float = 1.0) -> Timing:
     items = []
     for item in job.items:
         rows = item[1] * item[2]
-        nodes = tuple(linear((NODE_US[job.files.artifact.precision] * rows + extra), rows) for extra in (1.0, 3.0))
+        weight, states = Tensor("float", (512, 512)), Tensor("float", (rows, 512))
+        node = ExecutedNode("MatMul", "n", (states, weight), (states,), weight.bytes, 0.0)
+        product_us = NODE_US[job.files.artifact.precision] * rows
+        nodes = tuple(replace(node, duration_us=product_us + extra_us) for extra_us in (1.0, 3.0))
         call_us = slower * (sum(node.duration_us for node in nodes) + CALL_US)
         if item[1:] not in refused:
             listed = ItemNodes(item=item, nodes=nodes, runs=1, feed_bytes=8 * rows) if job.nodes else None
@@ -257,15 +256,10 @@ def test_nothing_is_measured_that_could_not_be_fitted(bundle: Path, host: Simple
     assert host.threads == host.jobs == []
 
 
-def other_model(folder: Path, name: str) -> Path:
-    """A bundle of another run with an FP32 graph."""
-    other = write_bundle(folder / name / "bundle", {"model": classifier_graph()})
-    seal(other, Bundle.open(other).manifest.model_copy(update={"run": name}))
-    return other
-
-
 def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespace, tmp_path: Path) -> None:
-    models = [other_model(tmp_path, name) for name in ("second", "third")]
+    models = [write_bundle(tmp_path / name / "bundle") for name in ("second", "third")]
+    for folder, name in zip(models, ("second", "third"), strict=True):
+        seal(folder, Bundle.open(folder).manifest.model_copy(update={"run": name}))
     two = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=models[:1]).calibration
     assert two is not None and two.error is None, "two models say nothing of a third"
     three = calibrate(bundle, load_profile("host"), shapes=SHAPES, further=models).calibration
@@ -397,9 +391,6 @@ def test_cases_that_are_not_compared_are_named_and_stable_ones_make_the_error(ha
     assert error is not None and (error.kind, error.device, error.cases) == ("cpu", cpu_name(), 3)
     assert (error.median_log2, error.worst_log2) == (1.0, 2.0), "too much and too little count alike"
     assert validation(halves, device_of(), [(1, 4)]).error is None, "no stable case"
-
-
-CARD = "NVIDIA H100 80GB HBM3"
 
 
 def test_a_card_is_checked_in_both_precisions_where_it_is(halves, machine, monkeypatch, tmp_path):

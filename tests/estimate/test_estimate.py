@@ -31,6 +31,7 @@ from tests.runtimes.tiny_bundle import artifact_of, classifier_graph, write_bund
 
 ITEM: Item = ("steady", 4, 16)
 TOKEN: Item = ("decode", 1, 64)
+ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))
 WEIGHT = 256 * 512 * 4
 LINEAR = ExecutedNode(
     "MatMul", "n", (Tensor("float", (4, 16, 256)), Tensor("float", (256, 512))), (Tensor("float", (4, 16, 512)),),
@@ -38,6 +39,8 @@ LINEAR = ExecutedNode(
 )  # fmt: skip
 ADD = ExecutedNode("Add", "n", (Tensor("float", (4, 16, 512)),) * 2, (Tensor("float", (4, 16, 512)),), 0, 1.0)
 NODES = (LINEAR, ADD, LINEAR, ADD, ADD)
+ENGINE = EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
+COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
 
 
 def fact(value: Any) -> Any:
@@ -60,10 +63,6 @@ def artifact(precision: Any = "fp32", **changes: Any) -> ArtifactManifest:
         sharing=Sharing(unique_parameters=1, stored_parameters=1, weight_bytes=WEIGHT),
     )  # fmt: skip
     return base.model_copy(update=changes)
-
-
-ENGINE = EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={})
-COMPILED = {"format": "tensorrt-rtx", "engine": ENGINE}
 
 
 def listed(item: Item = ITEM, runs: int = 1) -> ItemNodes:
@@ -277,9 +276,6 @@ def test_each_runtime_has_its_own_estimate_whether_it_is_installed_or_not(bundle
     assert len(on_card.latency_ms.check.nearest) == 3
 
 
-ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 4, 16))
-
-
 def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | None = None) -> str:
     result = estimate(Bundle.open(bundle), artifact or artifact_of(bundle, "onnx/model.onnx"), target, ITEMS)
     assert {row.latency_ms.status for row in result} == {row.memory_bytes.status for row in result} == {"unavailable"}
@@ -288,11 +284,8 @@ def reason(bundle: Path, target: DeviceProfile, artifact: ArtifactManifest | Non
 
 
 def test_engines_and_int8_are_estimated_for_their_own_kind_of_card_only(bundle: Path) -> None:
-    engine = ArtifactManifest(
-        id="engine", file="engines/a.engine", format="tensorrt-rtx", precision="fp16", status="built", size_bytes=2**20,
-        built_for={"compute_capability": "8.9"},
-        engine=EngineBuild(builder="b", seconds=1, checked_by="size", activation_bytes=2**22, graph_bytes=1, shapes={}),
-    )  # fmt: skip
+    built_for = {"compute_capability": "8.9"}
+    engine = artifact("fp16", id="engine", sharing=None, size_bytes=2**20, built_for=built_for, **COMPILED)
     (row, _) = estimate(Bundle.open(bundle), engine, device("cuda", compute_capability=fact("8.9")), ITEMS)
     assert (row.artifact, row.provider, row.precision) == ("engine", "tensorrt-rtx", "fp16")
     assert row.latency_ms.status == row.memory_bytes.status == "estimated"
@@ -303,8 +296,8 @@ def test_engines_and_int8_are_estimated_for_their_own_kind_of_card_only(bundle: 
     says = reason(bundle, device("cuda"), int8)
     assert "its 4 products in INT8 (MatMulInteger, uint8 × int8)" in says and "leaves them to the CPU" in says
     tables = int8.model_copy(update={"quantized": {"Gather": 1}})
-    for artifact, target in ((int8, device("cpu")), (tables, device("cuda"))):
-        assert estimate(Bundle.open(bundle), artifact, target, ITEMS)[0].latency_ms.status == "estimated"
+    for of, target in ((int8, device("cpu")), (tables, device("cuda"))):
+        assert estimate(Bundle.open(bundle), of, target, ITEMS)[0].latency_ms.status == "estimated"
 
 
 def test_every_shipped_device_gives_an_estimate(bundle: Path) -> None:

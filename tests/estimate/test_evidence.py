@@ -11,6 +11,12 @@ OWN = EstimateError(
     kind="cpu", device="Fast 9000", cases=30, models=5, median_log2=0.1, worst_log2=0.3, created="2026-11-24T08:00"
 )
 PI, CARD, HOST = (load_profile(name) for name in ("raspberry-pi-5", "rtx4050", "host"))
+UNKNOWN = "so their error is unknown (docs/explanation/estimating.md)"
+OF_RECORD = (
+    f"estimated, not measured; error of estimated times: median {RECORD.median_error:.1%}, largest "
+    f"{RECORD.worst_error:.1%} ({RECORD.cases} cases of {RECORD.models} models on {RECORD.processor}, {RECORD.cores} "
+    f"cores, {RECORD.measured}; {RECORD.source})"
+)
 
 
 def calibrated(processor: str, error: EstimateError | None = None, threads: int = RECORD.cores or 1) -> DeviceProfile:
@@ -29,14 +35,6 @@ def refusals(
 ) -> list[str]:
     """The reasons why records do not apply, which the JSON of a report keeps."""
     return [str(evidence.why_not) for evidence in estimate_evidence(device, error, set(precisions)) if evidence.why_not]
-
-
-UNKNOWN = "so their error is unknown (docs/explanation/estimating.md)"
-OF_RECORD = (
-    f"estimated, not measured; error of estimated times: median {RECORD.median_error:.1%}, largest "
-    f"{RECORD.worst_error:.1%} ({RECORD.cases} cases of {RECORD.models} models on {RECORD.processor}, {RECORD.cores} "
-    f"cores, {RECORD.measured}; {RECORD.source})"
-)
 
 
 def test_estimates_of_uncalibrated_devices_have_an_unknown_error() -> None:

@@ -15,7 +15,6 @@ from tests.estimate.test_estimate import device, fact
 
 MIB = 2**20
 CPU = roofline.Rates(peak=100e9, vector_peak=10e9, bandwidth=20e9, cache_bytes=MIB, overhead_us=3.0)
-GPU = replace(CPU, gpu=True)
 HELD, HALF_HELD, TOO_LARGE = 0.25 * MIB, 0.25 * MIB * 5**0.5, 1.25 * MIB
 """Weights of which the cache holds all, half and nothing."""
 
@@ -23,6 +22,9 @@ PRODUCT = NodeWork("gemm", "MatMul", 9e6, 8e3, 4e3)
 WEIGHTS = NodeWork("gemm", "MatMul", 1.0, 7.2e6, 0.0)
 MOVED = NodeWork("elementwise", "Add", 9e4, 0.0, 7.2e6)
 SHAPES = NodeWork("layout", "Shape", 0.0, 0.0, 64.0, host_only=True)
+ERROR = EstimateError(kind="cpu", device="x", cases=1, median_log2=0.1, worst_log2=0.2, created="now")
+CONVOLUTION = replace(PRODUCT, operator="Conv", trust="convolution")
+ATTENTION = NodeWork("attention", "product of activations", 9e6, 0.0, 4e3)
 
 
 def test_the_share_beyond_the_cache_grows_with_the_weights() -> None:
@@ -77,10 +79,6 @@ def test_a_calibrated_call_reads_from_memory_what_the_cache_does_not_hold(beyond
     fitted = calibration(operators={}, efficiencies={"fp32": {"gemm": Efficiency(of_bandwidth=2.0, of_memory=0.5)}})
     works = [NodeWork("gemm", "MatMul", 0.0, 1e5, 0.0)]
     assert roofline.calibrated_nodes_us(works, CPU, fitted, "fp32", beyond) == pytest.approx([us])
-
-
-CONVOLUTION = replace(PRODUCT, operator="Conv", trust="convolution")
-ATTENTION = NodeWork("attention", "product of activations", 9e6, 0.0, 4e3)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +190,6 @@ def test_a_fact_that_is_needed_is_named_with_the_way_to_it(missing: str) -> None
         with pytest.raises(EdgeformerError) as absent:
             roofline.rates_of(elsewhere, "fp32")
         assert str(absent.value) == f"the profile 'made-up' has no value for {missing}, which estimates need"
-
-
-ERROR = EstimateError(kind="cpu", device="x", cases=1, median_log2=0.1, worst_log2=0.2, created="now")
 
 
 def calibrated(processor: str, error: EstimateError | None = ERROR, **changes: Any) -> DeviceProfile:

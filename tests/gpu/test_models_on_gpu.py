@@ -18,6 +18,10 @@ from edgeformer.run import Location, find_bundle, locate
 
 pytestmark = pytest.mark.gpu
 
+IDS = torch.arange(48).view(3, 16) * 7 % 500
+MASK = torch.ones_like(IDS)
+MASK[1, 9:] = 0
+
 
 @pytest.fixture
 def encoder() -> EncoderClassifier:
@@ -27,11 +31,6 @@ def encoder() -> EncoderClassifier:
         residual_scale=0.5, dropout=0.0, max_positions=64,
     )  # fmt: skip
     return EncoderClassifier(config, classes=2).eval()
-
-
-IDS = torch.arange(48).view(3, 16) * 7 % 500
-MASK = torch.ones_like(IDS)
-MASK[1, 9:] = 0
 
 
 @torch.inference_mode()

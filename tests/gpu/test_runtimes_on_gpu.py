@@ -36,21 +36,17 @@ def bundle(finished_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "run" / "bundle"
 
 
-def inputs() -> dict[str, np.ndarray]:
-    ids = np.arange(1, 33, dtype=np.int64).reshape(2, 16)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-
 @pytest.mark.parametrize(("name", "tolerance"), [("onnx-fp32", 1e-3), ("onnx-fp16", 2e-2)])
 def test_the_cuda_provider_computes_what_the_cpu_computes(bundle: Path, name: str, tolerance: float) -> None:
     if CUDA not in onnxruntime.get_available_providers():
         pytest.skip("this ONNX Runtime was built without CUDA")
     opened = Bundle.open(bundle)
     artifact, answers = opened.artifact(name), []
+    ids = np.arange(1, 33, dtype=np.int64).reshape(2, 16)
     for provider in (CUDA, "CPUExecutionProvider"):
         session = opened.session(artifact, OpenOptions(provider=provider))
         assert session.provider == provider
-        answers.append(session.run(inputs())["logits"])
+        answers.append(session.run({"input_ids": ids, "attention_mask": np.ones_like(ids)})["logits"])
         session.close()
     assert np.allclose(*answers, atol=tolerance)
 

@@ -22,8 +22,17 @@ from tests.training.runs import Messages, records
 
 pytestmark = pytest.mark.gpu
 
-STEPS = 12
 MIB = 1 << 20
+WIDE = ("model.hidden_size=128", "model.ffn_size=512")
+_REVIEWS = "kind: synthetic-reviews"
+LARGE = (
+    f"data.parts={{train: [{{{_REVIEWS}, rows: 2000, seed: 1}}], validation: [{{{_REVIEWS}, rows: 60, seed: 2}}]}}",
+    "data.sequence_length=128",
+    "model.hidden_size=512",
+    "model.ffn_size=2048",
+    "training.batch_size=256",
+)
+"""A tensor of its states has 64 MiB, and of these there are dozens."""
 
 
 def language(*overrides: str) -> Recipe:
@@ -37,7 +46,7 @@ def losses(run: Path) -> list[float]:
 
 
 def trained(recipe: Recipe, folder: Path, name: str, **options: Any) -> Path:
-    return train(recipe, TrainOptions(folder, name=name, accelerator="cuda", max_steps=STEPS, **options))
+    return train(recipe, TrainOptions(folder, name=name, accelerator="cuda", max_steps=12, **options))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -76,17 +85,6 @@ def cut_down(usable_bytes: int) -> Any:
     return device.model_copy(update={"usable_memory_bytes": usable})
 
 
-_REVIEWS = "kind: synthetic-reviews"
-LARGE = (
-    f"data.parts={{train: [{{{_REVIEWS}, rows: 2000, seed: 1}}], validation: [{{{_REVIEWS}, rows: 60, seed: 2}}]}}",
-    "data.sequence_length=128",
-    "model.hidden_size=512",
-    "model.ffn_size=2048",
-    "training.batch_size=256",
-)
-"""A tensor of its states has 64 MiB, and of these there are dozens."""
-
-
 def test_what_will_not_fit_a_smaller_card_is_refused_before_it_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="rtx4050"):
         trained(language(*LARGE), tmp_path, "refused", as_device=cut_down(256 * MIB))
@@ -118,9 +116,6 @@ def test_predicted_memory_is_near_the_measured_peak(tmp_path: Path) -> None:
 
 def learned(folder: Path, *overrides: str) -> list[float]:
     return losses(trained(language(*overrides), folder, f"run-{len([*folder.iterdir()])}"))
-
-
-WIDE = ("model.hidden_size=128", "model.ffn_size=512")
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,10 @@ RULES = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.3, min_s=0.02, max_s=0.5,
 
 def make_spec(bundle: Path, **changes: object) -> MeasureJob:
     """Return a spec of the tiny bundle's artifact at two shapes."""
-    artifact = artifact_of(bundle, "onnx/model.onnx")
-    return MeasureJob(
-        files=check_artifact(Bundle.open(bundle), artifact),
-        provider="CPUExecutionProvider",
-        threads=1,
-        items=(("steady", 1, 8), ("steady", 2, 8)),
-        rules=RULES,
-    ).model_copy(update=changes)
+    files = check_artifact(Bundle.open(bundle), artifact_of(bundle, "onnx/model.onnx"))
+    items = (("steady", 1, 8), ("steady", 2, 8))
+    job = MeasureJob(files=files, provider="CPUExecutionProvider", threads=1, items=items, rules=RULES)
+    return job.model_copy(update=changes)
 
 
 class Recorder(Progress):

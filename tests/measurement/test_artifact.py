@@ -14,18 +14,7 @@ from edgeformer.artifacts.progress import Progress
 from edgeformer.artifacts.report import Conditions, MeasureRules, Row
 from edgeformer.bundle import Bundle
 from edgeformer.measurement import artifact as artifact_module
-from edgeformer.measurement.artifact import (
-    Item,
-    MeasureJob,
-    MeasuringInterrupted,
-    Refusal,
-    Start,
-    check_artifact,
-    confirmed,
-    items_of,
-    measure_artifact,
-    row_of,
-)
+from edgeformer.measurement.artifact import Item, MeasureJob, Start, check_artifact, measure_artifact, row_of
 from edgeformer.measurement.trackers import summarise
 from edgeformer.system.worker import End
 from tests.measurement.measuring_child import RULES, Recorder, make_spec, reasons, run_as, states
@@ -35,6 +24,38 @@ from tests.web.browser import LANGUAGE
 POSITIONS = 64
 THREE_ITEMS: tuple[Item, ...] = (("steady", 1, 8), ("steady", 2, 8), ("steady", 3, 8))
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
+# The real worker, whose runtime ends the process at some batch sizes, in a way that no Python code can prevent.
+DIES = """
+import ctypes
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.system import worker
+real = OnnxSession.run
+def run(session, inputs):
+    if len(inputs.get("input_ids", ())) in {batches}:
+        ctypes.string_at(0)
+    return real(session, inputs)
+OnnxSession.run = run
+worker.run_worker()
+"""
+ONE_LOST = [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "unavailable"), ("steady", 3, "measured")]
+# Calls take 10 ms in the first process and 50 ms in the second, whatever else the machine does.
+SLOWER_THE_SECOND_TIME = """
+import os, time
+from edgeformer.runtimes.onnxruntime.session import OnnxSession
+from edgeformer.measurement import conditions
+from edgeformer.system import worker
+seconds = 0.05 if os.path.exists({log!r}) else 0.010
+open({log!r}, "a").write("x")
+real = OnnxSession.run
+def run(session, inputs):
+    until = time.perf_counter() + seconds
+    outputs = real(session, inputs)
+    time.sleep(max(0.0, until - time.perf_counter()))
+    return outputs
+OnnxSession.run = run
+conditions.CpuUse.disturbed = lambda *_: False
+worker.run_worker()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +71,8 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -> list[Row]:
     bundle = Bundle.open(folder)
     artifact = bundle.artifact(artifact_id)
-    spec = MeasureJob(
-        files=check_artifact(bundle, artifact),
-        provider="CPUExecutionProvider",
-        threads=1,
-        items=items_of(artifact, bundle.task, shapes),
-        rules=RULES,
-    )
+    files, items = check_artifact(bundle, artifact), artifact_module.items_of(artifact, bundle.task, shapes)
+    spec = MeasureJob(files=files, provider="CPUExecutionProvider", threads=1, items=items, rules=RULES)
     return measure_artifact(spec, Progress())
 
 
@@ -133,26 +149,11 @@ def test_a_worker_that_ends_early(monkeypatch: pytest.MonkeyPatch, bundle: Path,
     program = f"import os; os.write(1, open({str(path)!r}, 'rb').read()); os._exit(5)"
     rows = run_as(monkeypatch, bundle, program)
     assert rows[0] == finished and rows[1].provider == "P" and "exit code 5" in str(rows[1].latency_ms.reason)
-    path.write_text(f"Refusal {Refusal(item=first, reason='too long').model_dump_json()}\n", encoding="utf-8")
+    refusal = artifact_module.Refusal(item=first, reason="too long")
+    path.write_text(f"Refusal {refusal.model_dump_json()}\n", encoding="utf-8")
     progress = Recorder()
     measure_artifact(make_spec(bundle, items=(("steady", 1, 8),)), progress)
     assert progress.messages == ["model at 1×8 was not measured: too long"]
-
-
-# The real worker, whose runtime ends the process at some batch sizes, in a way that no Python code can prevent.
-DIES = """
-import ctypes
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.system import worker
-real = OnnxSession.run
-def run(session, inputs):
-    if len(inputs.get("input_ids", ())) in {batches}:
-        ctypes.string_at(0)
-    return real(session, inputs)
-OnnxSession.run = run
-worker.run_worker()
-"""
-ONE_LOST = [("cold", 1, "measured"), ("steady", 1, "measured"), ("steady", 2, "unavailable"), ("steady", 3, "measured")]
 
 
 @needs_signals
@@ -184,26 +185,6 @@ def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 
-# Calls take 10 ms in the first process and 50 ms in the second, whatever else the machine does.
-SLOWER_THE_SECOND_TIME = """
-import os, time
-from edgeformer.runtimes.onnxruntime.session import OnnxSession
-from edgeformer.measurement import conditions
-from edgeformer.system import worker
-seconds = 0.05 if os.path.exists({log!r}) else 0.010
-open({log!r}, "a").write("x")
-real = OnnxSession.run
-def run(session, inputs):
-    until = time.perf_counter() + seconds
-    outputs = real(session, inputs)
-    time.sleep(max(0.0, until - time.perf_counter()))
-    return outputs
-OnnxSession.run = run
-conditions.CpuUse.disturbed = lambda *_: False
-worker.run_worker()
-"""
-
-
 @pytest.mark.slow
 def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
     monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
@@ -227,7 +208,7 @@ def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: flo
     latencies = [summarise([p50] * 130, True, ["noted"]) for p50 in (10.0, second or 1.0)]
     facts = [{"latency_ms": latency, "conditions": Conditions(threads=1)} for latency in latencies]
     first, again = (absent.model_copy(update=update) for update in facts)
-    result = confirmed(first, absent if second is None else again, MeasureRules().repeat_tolerance)
+    result = artifact_module.confirmed(first, absent if second is None else again, MeasureRules().repeat_tolerance)
     assert result.latency_ms.stable is stable
     assert result.conditions == Conditions(threads=1, repeated_p50_ms=second)
     assert (result.latency_ms.p50, result.latency_ms.n) == (10.0, 130)
@@ -236,7 +217,7 @@ def test_a_second_median_within_the_tolerance_confirms(bundle: Path, second: flo
         assert warnings == ("noted", f"{warning}no result (the process ended early) in a second process")
     elif not stable:
         assert warnings == ("noted", f"{warning}{second:.3g} ms in a second process", "second process: noted")
-    interrupted = confirmed(first, None, 0.05).latency_ms
+    interrupted = artifact_module.confirmed(first, None, 0.05).latency_ms
     assert interrupted.stable is False
     assert interrupted.warnings[-1:] == ("not confirmed: you stopped profile before a second process measured it",)
 
@@ -255,7 +236,7 @@ def test_rows_of_an_interrupted_confirmation_are_not_stable(bundle: Path, monkey
         return End()
 
     monkeypatch.setattr(artifact_module, "run_job", run_job)
-    with pytest.raises(MeasuringInterrupted) as stop:
+    with pytest.raises(artifact_module.MeasuringInterrupted) as stop:
         measure_artifact(spec, Progress())
     first, second = stop.value.rows
     assert first.latency_ms.stable and first.conditions.repeated_p50_ms == 1.0

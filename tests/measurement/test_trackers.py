@@ -15,24 +15,15 @@ import pytest
 
 from edgeformer.artifacts.report import Energy, MeasureRules, Memory
 from edgeformer.measurement import trackers
-from edgeformer.measurement.trackers import (
-    EnergyCounter,
-    PeakMeter,
-    drifted,
-    energy_counter,
-    gpu_memory,
-    gpu_memory_in_use,
-    measure,
-    measure_energy,
-    memory_above,
-    resident_bytes,
-    summarise,
-    windows_agree,
-)
+from edgeformer.measurement.trackers import EnergyCounter, PeakMeter, energy_counter, measure, summarise, windows_agree
 from edgeformer.system import nvidia
 from tests.fakes.nvml import JETSON, UUID, WINDOWS, Driver
 
 RULES, STRICT = MeasureRules(), MeasureRules.strict()
+ENERGY_RULES = MeasureRules(idle_s=1.0, energy_s=2.0)
+CALL_S = 1 / 64  # adds up without rounding
+MIB = 2**20
+Answers = Callable[..., None]
 
 
 class FakeArtifact:
@@ -148,7 +139,7 @@ def test_windows_agree_within_ten_percent_of_the_smallest() -> None:
     ],
 )
 def test_few_samples_cannot_drift(samples_ms: list[float], parts: int | None) -> None:
-    warning = drifted(samples_ms, 0.1)
+    warning = trackers.drifted(samples_ms, 0.1)
     if parts is None:
         assert warning is None
     else:
@@ -209,10 +200,6 @@ def test_the_spread_warns_above_two_and_a_half_percent(samples_ms, cv, warning):
     assert [text.split(" (")[0] for text in latency.warnings] == ([] if warning is None else [warning])
 
 
-MIB = 2**20
-Answers = Callable[..., None]
-
-
 @pytest.mark.parametrize("is_polled", [False, True])
 def test_an_allocation_is_seen_and_a_reset_starts_over(is_polled: bool, tmp_path: Path) -> None:
     earlier = set(threading.enumerate())
@@ -220,7 +207,7 @@ def test_an_allocation_is_seen_and_a_reset_starts_over(is_polled: bool, tmp_path
     threads = set(threading.enumerate()) - earlier
     try:
         assert meter.is_polled >= is_polled
-        initial = resident_bytes()
+        initial = trackers.resident_bytes()
         block = bytearray(64 * MIB)
         time.sleep(0.1)
         del block
@@ -239,12 +226,12 @@ def test_the_kernels_peak_is_in_kilobytes_and_starts_over_when_a_five_is_written
     meter = PeakMeter(tmp_path)
     assert meter.peak_bytes() == 2 * MIB
     assert meter.reset() and (tmp_path / "clear_refs").read_text(encoding="ascii") == "5"
-    memory = memory_above(meter, baseline_bytes=MIB, since_reset=True)
+    memory = trackers.memory_above(meter, baseline_bytes=MIB, since_reset=True)
     assert memory == Memory(status="measured", peak=MIB, baseline=MIB, method=meter.method)
     (tmp_path / "clear_refs").unlink()
     (tmp_path / "clear_refs").mkdir()
     assert meter.reset() is False
-    below = memory_above(meter, baseline_bytes=3 * MIB, since_reset=False)
+    below = trackers.memory_above(meter, baseline_bytes=3 * MIB, since_reset=False)
     assert below.peak == 0 and "cannot reset" in str(below.method)
 
 
@@ -267,7 +254,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Answers:
 
 
 def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
-    return gpu_memory(uuid, gpu_memory_in_use(uuid))
+    return trackers.gpu_memory(uuid, trackers.gpu_memory_in_use(uuid))
 
 
 @pytest.mark.parametrize(
@@ -299,10 +286,6 @@ def test_without_any_figure_there_is_a_reason_and_no_number(machine, answers, re
     assert (memory.status, memory.peak, by_name) == ("unavailable", None, {}) and reason in str(memory.reason)
 
 
-ENERGY_RULES = MeasureRules(idle_s=1.0, energy_s=2.0)
-CALL_S = 1 / 64  # adds up without rounding
-
-
 class FakeMachine:
     """Draws 3 W idle and ``busy_w`` while a call runs; ``windows_w``: what it draws in the first windows of idling."""
 
@@ -324,7 +307,7 @@ class FakeMachine:
         self.used += self.busy_w * 1000 * CALL_S
 
     def measure(self, rules: MeasureRules = ENERGY_RULES, counter: EnergyCounter | str | None = None) -> Energy:
-        return measure_energy(self.call, counter or self.counter, rules, self.clock, self.sleep)
+        return trackers.measure_energy(self.call, counter or self.counter, rules, self.clock, self.sleep)
 
 
 @pytest.mark.parametrize("idle_s", [0.5, 1.0, 4.0])

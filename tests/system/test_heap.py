@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
 _BYTES, _TIMES = 96 * 2**20, 8
 _PAGES = _BYTES // 4096
 
@@ -38,18 +39,6 @@ except ZeroDivisionError:
 print(json.dumps(result))
 """
 """In a process of its own: in another thread than the first, where workers run tests, glibc has small heaps."""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
-def test_large_blocks_are_made_of_the_same_pages_again() -> None:
-    ended = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
-    result = json.loads(ended.stdout)
-    assert result["kept"] < 1.5 * _PAGES
-    assert result["given back"] > 0.9 * _BYTES
-    for when in ("before", "after", "after a failure"):
-        assert result[when] > _TIMES / 2 * _PAGES, when
-
-
 PRODUCTS = """
 import ctypes, json, os, sys
 import torch
@@ -84,7 +73,15 @@ print(json.dumps({"grew": grew, "inside": inside, "restored": dict(os.environ) =
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="its C library is not glibc")
+def test_large_blocks_are_made_of_the_same_pages_again() -> None:
+    ended = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+    result = json.loads(ended.stdout)
+    assert result["kept"] < 1.5 * _PAGES
+    assert result["given back"] > 0.9 * _BYTES
+    for when in ("before", "after", "after a failure"):
+        assert result[when] > _TIMES / 2 * _PAGES, when
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN does not multiply in bfloat16 on this processor"

@@ -20,6 +20,16 @@ with lock_path(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
+NEW = """
+import os, signal, sys
+from pathlib import Path
+from edgeformer.system.leftovers import temporary_folder
+with temporary_folder(Path(sys.argv[1]), ".new-run.") as folder:
+    (folder / "run-001").mkdir()
+    print(folder.name, flush=True)
+    sys.stdin.read()
+"""
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 def aside(folder: Path) -> Path:
@@ -29,9 +39,6 @@ def aside(folder: Path) -> Path:
     (old / "bundle.json").write_text("{}", encoding="utf-8")
     (folder / ".bundle.y1.tmp").mkdir()
     return folder / "bundle"
-
-
-PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
 
 
 def test_one_process_at_a_time_until_it_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,17 +63,6 @@ def test_one_process_at_a_time_until_it_dies(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(leftovers, "lock_path", lambda path: pytest.fail("a folder may be one that cannot be written"))
     restore_folder(bundle)
     restore_folder(tmp_path / "never there")
-
-
-NEW = """
-import os, signal, sys
-from pathlib import Path
-from edgeformer.system.leftovers import temporary_folder
-with temporary_folder(Path(sys.argv[1]), ".new-run.") as folder:
-    (folder / "run-001").mkdir()
-    print(folder.name, flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_a_temporary_folder_goes_with_its_process(tmp_path: Path) -> None:

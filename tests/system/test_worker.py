@@ -10,17 +10,6 @@ from edgeformer.system import nvidia, worker
 from edgeformer.system.worker import End, WorkerJob, run_job, worker_environment
 from tests.fakes.nvml import JETSON, LAPTOP, UUID
 
-
-class Answer(Frozen):
-    number: int
-
-
-class Question(WorkerJob):
-    name = "asking"
-    messages = (Answer,)
-    number: int
-
-
 PRELUDE = """
 import json, os, signal, sys, time
 from edgeformer.system.output import claim_stdout
@@ -35,6 +24,16 @@ def send(message):
     channel.write(f"{type(message).__name__} {message.model_dump_json()}\\n".encode())
     channel.flush()
 """
+
+
+class Answer(Frozen):
+    number: int
+
+
+class Question(WorkerJob):
+    name = "asking"
+    messages = (Answer,)
+    number: int
 
 
 def ask(monkeypatch: pytest.MonkeyPatch, program: str, silence_s: float = 60.0) -> tuple[list[int], End]:
