@@ -30,13 +30,9 @@ def nodes(text: str) -> list[onnx.NodeProto]:
 
 
 def model(
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    stored: list[onnx.TensorProto] | None = None,
-    opset: int = 17,
-    domains: dict[str, int] | None = None,
-) -> onnx.ModelProto:
+    nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto],
+    stored: list[onnx.TensorProto] | None = None, opset: int = 17, domains: dict[str, int] | None = None,
+) -> onnx.ModelProto:  # fmt: skip
     graph = helper.make_graph(nodes, "graph", inputs, outputs, stored or [])
     opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(*pair) for pair in (domains or {}).items())]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)

@@ -90,8 +90,7 @@ def make_model(
 ) -> Any:
     """Save a random model of ``kind`` with its tokenizer, and return it.
 
-    Args:
-        labels: of a sequence classifier, or ``per_token`` of a token classifier; none: a bare encoder.
+    With ``labels`` it is a sequence classifier, or ``per_token`` a token classifier; without, a bare encoder.
     """
     import torch
     import transformers

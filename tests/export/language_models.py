@@ -77,10 +77,7 @@ def make_language_model(
 ) -> tuple[Any, Path]:
     """Save a random decoder with its tokenizer as models on the hub have it, and return it.
 
-    Args:
-        kind: one of :data:`CLASSES`.
-        generation: content of generation_config.json; None: no such file.
-        changes: of the configuration.
+    ``generation``: content of generation_config.json, or None for no such file; ``changes``: of the configuration.
     """
     import transformers
 

@@ -25,11 +25,7 @@ from tests.export import graphs
 
 @pytest.fixture(scope="module")
 def artifacts(fresh_run: Path) -> dict[str, ArtifactManifest]:
-    return by_id(Bundle.open(fresh_run / "bundle").artifacts)
-
-
-def by_id(artifacts: tuple[ArtifactManifest, ...]) -> dict[str, ArtifactManifest]:
-    return {artifact.id: artifact for artifact in artifacts}
+    return {artifact.id: artifact for artifact in Bundle.open(fresh_run / "bundle").artifacts}
 
 
 @pytest.mark.slow
@@ -115,7 +111,8 @@ def test_keep_going_builds_after_rejected_artifacts(run: Path, monkeypatch: pyte
     monkeypatch.setattr(run_source, "max_abs_activation", lambda *_: 1e6)
     options = {"int8": True, "fp16": True, "keep_going": True, "replace": True}
     target = {"build": ("tensorrt",), "target": "jetson-orin-nano-8gb"}
-    artifacts = by_id(export(run, ExportOptions(**options, **target)).artifacts)  # type: ignore[arg-type]
+    exported = export(run, ExportOptions(**options, **target)).artifacts  # type: ignore[arg-type]
+    artifacts = {artifact.id: artifact for artifact in exported}
     engine = artifacts.pop(max(artifacts))
     assert (engine.status, engine.file) == ("unavailable", None)
     assert "8.7" in str(engine.reason) and "JetPack" in str(engine.reason)

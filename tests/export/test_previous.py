@@ -1,7 +1,6 @@
 """Export into an existing bundle: artifacts that are not requested stay, or the export is refused."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,41 +69,35 @@ def test_graphs_with_shared_weights_stay(tmp_path: Path, tmp_path_factory: pytes
     assert_verified(run, ids)
 
 
-def other_weights(run: Path) -> str:
-    weights = run / "model" / "model.safetensors"
-    save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights)
-    return "another model/model.safetensors"
-
-
-def damaged_file(run: Path) -> str:
-    path = run / "bundle" / "onnx" / "model_fp16.onnx"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    return "model_fp16.onnx: changed since it was exported"
-
-
-def strange_file(run: Path) -> str:
-    (run / "bundle" / "notes.txt").write_text("mine", encoding="utf-8")
-    return "notes.txt (not listed in bundle.json)"
-
-
-def damaged_manifest(run: Path) -> str:
-    (run / "bundle" / "bundle.json").write_text("{", encoding="utf-8")
+def harm(run: Path, kind: str) -> str:
+    """Change the run or its bundle. Return what the refusal to export says of it."""
+    bundle, weights = run / "bundle", run / "model" / "model.safetensors"
+    if kind == "other weights":
+        save_file({name: tensor * 1.01 for name, tensor in load_file(weights).items()}, weights)
+        return "another model/model.safetensors"
+    if kind == "damaged file":
+        content = bytearray((bundle / "onnx" / "model_fp16.onnx").read_bytes())
+        content[len(content) // 2] ^= 1
+        (bundle / "onnx" / "model_fp16.onnx").write_bytes(content)
+        return "model_fp16.onnx: changed since it was exported"
+    if kind == "strange file":
+        (bundle / "notes.txt").write_text("mine", encoding="utf-8")
+        return "notes.txt (not listed in bundle.json)"
+    (bundle / "bundle.json").write_text("{", encoding="utf-8")
     return "bundle.json: damaged"
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
-@pytest.mark.parametrize("harm", [other_weights, damaged_file, strange_file, damaged_manifest])
-def test_losses_are_listed_and_need_replace(run: Path, harm: Callable[[Path], str]) -> None:
-    reason = harm(run)
+@pytest.mark.parametrize("kind", ["other weights", "damaged file", "strange file", "damaged manifest"])
+def test_losses_are_listed_and_need_replace(run: Path, kind: str) -> None:
+    reason = harm(run, kind)
     old = contents(run)
     with pytest.raises(InputError, match="--replace") as refused:
         export(run)
     assert reason in str(refused.value) and contents(run) == old
-    assert ("onnx-fp16" in str(refused.value)) == (harm in (other_weights, damaged_file))
-    if harm is strange_file:
+    assert ("onnx-fp16" in str(refused.value)) == (kind in ("other weights", "damaged file"))
+    if kind == "strange file":
         assert [artifact.id for artifact in export(run, ExportOptions(replace=True)).artifacts] == ["onnx-fp32"]
         assert_verified(run, {"onnx-fp32"})
 

@@ -32,7 +32,6 @@ from tests.cli.run_cli import edgeformer, run_json
 from tests.models.crt_oracle import Oracle, public_weights, small_config
 
 VOCABULARY = 300
-CONFIG = small_config(vocab_size=VOCABULARY, heads="separate", causal=False)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def weights() -> dict[str, Tensor]:
-    return public_weights(CONFIG)
+    return public_weights(small_config(vocab_size=VOCABULARY, heads="separate", causal=False))
 
 
 def imported(tmp_path: Path, content: Any, tokenizer: Path, **options: Any) -> Path:

@@ -15,21 +15,8 @@ from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import ArtifactError, EdgeformerError, InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of
 from edgeformer.artifacts.manifest import ArtifactManifest
-from edgeformer.runtimes import (
-    REGISTRY,
-    ArtifactFiles,
-    Builder,
-    BuildJob,
-    OpenOptions,
-    Runtime,
-    Target,
-    Unavailable,
-    all_builders,
-    all_runtimes,
-    find_builder,
-    runtime_of,
-)
-from edgeformer.runtimes.runtime import ENGINES_FOLDER
+from edgeformer.runtimes import REGISTRY, OpenOptions, all_builders, all_runtimes, find_builder, runtime_of
+from edgeformer.runtimes.runtime import ENGINES_FOLDER, ArtifactFiles, Builder, BuildJob, Runtime, Target, Unavailable
 from edgeformer.runtimes.session import Array, Session
 
 HEAVY = ("torch", "onnx", "onnxruntime", "openvino", "tensorrt", "tensorrt_rtx", "torch_tensorrt", "ai_edge_litert")
@@ -107,10 +94,7 @@ def check_builders(runtime: Runtime) -> None:
 def check_refusals(runtime: Runtime, files: ArtifactFiles, folder: Path) -> None:
     """A missing or damaged file, an impossible provider, rows that cannot leave, texts that cannot be written.
 
-    Args:
-        runtime: opens ``files``.
-        files: of a full artifact in one of its formats.
-        folder: for a damaged copy.
+    ``files`` are of a full artifact in one of its formats; a damaged copy goes into ``folder``.
     """
     wrong = (ArtifactError, MissingDependencyError)
     damaged = folder / f"damaged{files.file.suffix}"
@@ -126,11 +110,9 @@ def check_refusals(runtime: Runtime, files: ArtifactFiles, folder: Path) -> None
 
 
 def check_session(session: Session, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Everything that :class:`Session` promises. Returns the outputs; the session is closed afterwards.
+    """Everything that :class:`Session` promises, of an opened full artifact and inputs int64 [batch, seq].
 
-    Args:
-        session: an opened full artifact.
-        inputs: some that it takes, int64 [batch, seq].
+    Returns the outputs; the session is closed afterwards.
     """
     assert isinstance(session.provider, str) and session.provider
     outputs = session.run(inputs)
@@ -157,12 +139,9 @@ def check_session(session: Session, inputs: Mapping[str, Array]) -> dict[str, Ar
 
 
 def check_build(builder: Builder, target: Target, job: BuildJob) -> list[ArtifactManifest]:
-    """What it builds is where and what it says. Returns it.
+    """What it builds for a target of its ``plan`` is where and what it says. Returns it.
 
-    Args:
-        builder: under test.
-        target: from its ``plan``.
-        job: with at least one full graph in FP32.
+    The job has at least one full graph in FP32.
     """
     built = list(builder.build(target, job))
     assert built and len({artifact.id for artifact in built}) == len(built)

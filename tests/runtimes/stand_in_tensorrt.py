@@ -275,18 +275,12 @@ def with_engines(name: str, folder: Path) -> Path:
             files |= {parts[part]: sha256_of(folder / parts[part])} if graph.parts else {}
         shapes = {"input_ids": ((1, 1), (1, 32), (16, LONGEST)), "loop": ((1,), (1,), (1,))}
         update = {
-            "id": graph.id.replace("onnx", "tensorrt-rtx"),
-            "format": "tensorrt-rtx",
-            "file": parts["loop"],
-            "parts": parts if graph.parts else {},
-            "weights_file": None,
-            "sha256": sha256_of(folder / parts["loop"]),
-            "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION},
+            "id": graph.id.replace("onnx", "tensorrt-rtx"), "format": "tensorrt-rtx", "weights_file": None,
+            "file": parts["loop"], "parts": parts if graph.parts else {}, "sha256": sha256_of(folder / parts["loop"]),
+            "built_for": {"compute_capability": "8.9", "tensorrt-rtx": VERSION}, "score": None, "validation": None,
             "parity": Parity(status="unavailable", tolerance=1e-4, tolerance_kind="absolute", reason="no GPU"),
             "engine": EngineBuild(builder="stand-in", seconds=0.0, checked_by="size", graph_bytes=1, shapes=shapes),
-            "score": None,
-            "validation": None,
-        }
+        }  # fmt: skip
         engines.append(graph.model_copy(update=update))
     seal(folder, manifest.model_copy(update={"artifacts": (*manifest.artifacts, *engines), "files": files}))
     return folder

@@ -83,11 +83,8 @@ def test_an_unavailable_provider_lists_the_available_ones(graph: Path, provider:
 
 
 def test_running_out_of_memory_is_explained(tmp_path: Path) -> None:
-    onnx.save(greedy_graph(), tmp_path / "greedy.onnx")
-    with (
-        OnnxSession(tmp_path / "greedy.onnx") as session,
-        pytest.raises(EdgeformerError, match="not enough memory") as caught,
-    ):
+    onnx.save(greedy_graph(), path := tmp_path / "greedy.onnx")
+    with OnnxSession(path) as session, pytest.raises(EdgeformerError, match="not enough memory") as caught:
         session.run(inputs(4, 6))
     assert caught.value.exit_code == 1
 

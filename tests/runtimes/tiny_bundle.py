@@ -87,24 +87,13 @@ def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManife
 def write_manifest(bundle: Path, artifacts: list[ArtifactManifest], **changes: object) -> BundleManifest:
     """bundle.json for the files that are there."""
     source = {"kind": "synthetic-reviews", "rows": 10}
+    data = {"parts": {"train": [source]}, "split": "random-split", "labels": ["negative", "positive"]}
     manifest = BundleManifest(
-        run="tiny",
-        task="classification",
-        created="2026-11-21T00:00:00.000+00:00",
-        labels=("negative", "positive"),
-        max_length=24,
-        max_positions=POSITIONS,
-        pad_id=0,
-        parameters=VOCABULARY * WIDTH,
-        synthetic=True,
-        data=DataConfig.model_validate(
-            {"parts": {"train": [source]}, "split": "random-split", "labels": ["negative", "positive"]}
-        ),
-        data_fingerprints={},
+        run="tiny", task="classification", created="2026-11-21T00:00:00.000+00:00", labels=("negative", "positive"),
+        max_length=24, max_positions=POSITIONS, pad_id=0, parameters=VOCABULARY * WIDTH, synthetic=True,
+        data=DataConfig.model_validate(data), data_fingerprints={}, artifacts=tuple(artifacts), code_version="0",
         files={"golden.npz": sha256_of(bundle / "golden.npz")},
-        artifacts=tuple(artifacts),
-        code_version="0",
-    ).model_copy(update=changes)
+    ).model_copy(update=changes)  # fmt: skip
     return seal(bundle, manifest)
 
 

@@ -77,12 +77,9 @@ def test_names_of_boards_and_of_this_host(tmp_path: Path) -> None:
 
 def write_zone(root: Path, number: str, energy_uj: int, name: str) -> Path:
     """Write a RAPL zone as Documentation/power/powercap describes it: energy_uj counts microjoules and wraps."""
-    folder = root / f"intel-rapl:{number}"
-    folder.mkdir(parents=True)
-    (folder / "name").write_text(f"{name}\n", encoding="ascii")
-    (folder / "max_energy_range_uj").write_text("262143328850\n", encoding="ascii")
-    (folder / "energy_uj").write_text(f"{energy_uj}\n", encoding="ascii")
-    return folder / "energy_uj"
+    zone = {"name": name, "max_energy_range_uj": "262143328850", "energy_uj": str(energy_uj)}
+    write_files(root / f"intel-rapl:{number}", zone)
+    return root / f"intel-rapl:{number}" / "energy_uj"
 
 
 def test_energy_counts_each_package_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
