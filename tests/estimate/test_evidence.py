@@ -24,34 +24,30 @@ def calibrated(processor: str, error: EstimateError | None = None, threads: int 
     return HOST.model_copy(update={"calibration": base})
 
 
-def words(device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)) -> str:
+def note_of(device: DeviceProfile, error: EstimateError | None = None, *precisions: str) -> tuple[str, list[str]]:
+    """The sentence of a report, and the reasons why records do not apply, which its JSON keeps."""
     facts = {"device_title": device.title, "estimated_for": device.kind}
-    evidence = estimate_evidence(device, error, precisions)
-    return str(estimate_note(made_report(made_row(estimated(), "device"), estimate_evidence=evidence, **facts)))
-
-
-def refusals(
-    device: DeviceProfile, error: EstimateError | None = None, precisions: tuple[str, ...] = ("fp32",)
-) -> list[str]:
-    """The reasons why records do not apply, which the JSON of a report keeps."""
-    return [str(evidence.why_not) for evidence in estimate_evidence(device, error, set(precisions)) if evidence.why_not]
+    evidence = estimate_evidence(device, error, precisions or ("fp32",))
+    report = made_report(made_row(estimated(), "device"), estimate_evidence=evidence, **facts)
+    return str(estimate_note(report)), [str(record.why_not) for record in evidence if record.why_not]
 
 
 def test_estimates_of_uncalibrated_devices_have_an_unknown_error() -> None:
     assert RECORD.cases > 200 and RECORD.source == "docs/results/estimates.md"
     uncalibrated = "its estimates come from a calibration on that machine, these from the peak rates of the profile"
     for device, checked, why in ((CARD, "a GPU", "it is of a CPU"), (PI, PI.title, uncalibrated)):
-        assert words(device) == f"estimated, not measured; estimates were never checked on {checked}, {UNKNOWN}"
-        assert refusals(device) == [why]
+        sentence = f"estimated, not measured; estimates were never checked on {checked}, {UNKNOWN}"
+        assert note_of(device) == (sentence, [why])
 
 
 def test_a_checked_calibration_is_evidence_for_its_own_device() -> None:
-    assert words(calibrated("Fast 9000", OWN), OWN) == (
+    assert note_of(calibrated("Fast 9000", OWN), OWN)[0] == (
         "estimated, not measured; error of estimated times: median 7.2%, largest 23.1% (30 cases of 5 models on Fast "
         "9000, 2026-11-24; the calibrated profile)"
     )
     for device, why in ((PI, "it is of another processor"), (CARD, "it is of a CPU")):
-        assert words(device, OWN).endswith(UNKNOWN) and refusals(device, OWN)[0] == why
+        sentence, reasons = note_of(device, OWN)
+        assert sentence.endswith(UNKNOWN) and reasons[0] == why
     on_card = OWN.model_copy(update={"kind": "cuda", "device": "RTX 4050"})
     base = calibrated("RTX 4050", on_card).calibration
     result = estimate_evidence(CARD.model_copy(update={"calibration": base}), on_card, {"fp32"})
@@ -59,16 +55,12 @@ def test_a_checked_calibration_is_evidence_for_its_own_device() -> None:
 
 
 def test_the_record_applies_to_its_processor_cores_and_precisions_only() -> None:
-    of_record_device = calibrated(RECORD.processor)
-    assert words(of_record_device) == words(of_record_device, precisions=RECORD.precisions) == OF_RECORD
-    many, cores = (
-        calibrated(RECORD.processor, threads=64),
-        f"it is of {RECORD.cores} cores, the calibration of 64 threads",
-    )
+    of_record_device, many = calibrated(RECORD.processor), calibrated(RECORD.processor, threads=64)
+    assert note_of(of_record_device)[0] == note_of(of_record_device, None, *RECORD.precisions)[0] == OF_RECORD
     for device, precisions, why in (
         (calibrated("Slow 100"), ("fp32",), "it is of another processor than Slow 100"),
-        (many, ("fp32",), cores),
+        (many, ("fp32",), f"it is of {RECORD.cores} cores, the calibration of 64 threads"),
         (of_record_device, ("fp32", "fp16"), "it has fp32 and int8, but these estimates are of fp16 too"),
     ):
-        assert words(device, precisions=precisions).endswith(UNKNOWN)
-        assert refusals(device, precisions=precisions) == [why]
+        sentence, reasons = note_of(device, None, *precisions)
+        assert sentence.endswith(UNKNOWN) and reasons == [why]

@@ -32,9 +32,7 @@ PACKED = [Tensor("uint4", (30522, 256)), Tensor("int64", (1, 16)), (30522, 8), T
 FOUR_BIT_TABLE = node("GatherBlockQuantized", PACKED, (1, 16, 256), constant=30522 * (128 + 32 + 4))
 # Attention to the keys of earlier tokens reads all of them.
 NEW, KEPT, ALL_KEYS = Tensor("float", (2, 1, 64)), Tensor("float", (2, 4, 40, 16)), Tensor("float", (2, 4, 41, 16))
-CACHED_ATTENTION = ExecutedNode(
-    "MultiHeadAttention", "n", (NEW, NEW, NEW, KEPT, KEPT), (NEW, ALL_KEYS, ALL_KEYS), 0, 1.0
-)
+CACHED = ExecutedNode("MultiHeadAttention", "n", (NEW, NEW, NEW, KEPT, KEPT), (NEW, ALL_KEYS, ALL_KEYS), 0, 1.0)
 KERNEL, GROUPED, TRANSPOSED = (32, 16, 3, 3), (32, 4, 3, 3), (24, 12, 2, 2)
 
 
@@ -74,8 +72,8 @@ KERNEL, GROUPED, TRANSPOSED = (32, 16, 3, 3), (32, 4, 3, 3), (24, 12, 2, 2)
         # Every input meets the weights of its channel: 2 · N · C in · H in · W in · C out · K · K.
         (node("ConvTranspose", [(1, 24, 10, 10), TRANSPOSED], (1, 12, 20, 20), constant=bytes_of(TRANSPOSED)),
          {"operations": 2 * 24 * 100 * 12 * 4, "weight_bytes": bytes_of(TRANSPOSED), "trust": "convolution"}),
-        (CACHED_ATTENTION, {"cls": "attention", "operations": 2 * 2 * 41 * 2 * 64, "trust": "checked",
-                            "moved_bytes": 4 * (4 * 2 * 64 + 2 * 2 * 64 * (40 + 41))}),
+        (CACHED, {"cls": "attention", "operations": 2 * 2 * 41 * 2 * 64, "trust": "checked",
+                  "moved_bytes": 4 * (4 * 2 * 64 + 2 * 2 * 64 * (40 + 41))}),
         # Whole attention: two products with the keys' length.
         (node("MultiHeadAttention", [(2, 16, 64), (2, 20, 64), (2, 24, 64)], (2, 16, 64)),
          {"cls": "attention", "operations": 4 * (2 * 16 * 64) * 20}),

@@ -84,9 +84,8 @@ def test_golden_outputs_equal_torch_at_every_exit(run: Path, artifacts: dict[str
         np.testing.assert_allclose(np.take_along_axis(expected, indices, -1), values, atol=1e-5)
         log_sum = np.log(np.exp(expected.astype(np.float64)).sum(-1))
         np.testing.assert_allclose(golden[f"log_sum_exp_exit{loop}"], log_sum, atol=1e-5)
-    assert not np.array_equal(
-        golden[f"top_values_exit{language_run.EXIT}"], golden[f"top_values_exit{language_run.LOOPS}"]
-    )
+    first, last = (golden[f"top_values_exit{loop}"] for loop in (language_run.EXIT, language_run.LOOPS))
+    assert not np.array_equal(first, last)
     loss = torch.nn.functional.cross_entropy(torch.from_numpy(expected).flatten(0, 1), targets.flatten())
     score = artifacts["onnx-fp32"].score
     assert isinstance(score, LanguageScore) and score.loss == pytest.approx(float(loss), abs=1e-5)

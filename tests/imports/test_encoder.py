@@ -323,9 +323,7 @@ def test_a_folder_of_an_adapter_alone_is_named(tmp_path: Path) -> None:
 
 
 def test_the_command(shared_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "test.tsv").write_text(
-        "text\tlabel\nIt is done\tyes\nNobody came\tno\nWho knows\tno\n", encoding="utf-8"
-    )
+    (tmp_path / "test.tsv").write_text("text\tlabel\nIt is done\tyes\nNobody came\tno\nMaybe\tno\n", encoding="utf-8")
     line = ("import", "hf", str(shared_model), "--name", "mine", "--data", "test.tsv", "--labels", "no,yes")
     document = run_json(*line, cwd=tmp_path)
     assert document["run"] == "mine" and document["task"] == "classification" and document["status"] == "finished"

@@ -375,9 +375,7 @@ def embedding(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "model"
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "message"), REFUSED, ids=[f"{file}-{n}" for n, (file, *_) in enumerate(REFUSED)]
-)
+@pytest.mark.parametrize(("file", "content", "message"), REFUSED)
 def test_what_is_not_used_is_refused(embedding: Path, tmp_path: Path, file: str, content: Any, message: str) -> None:
     folder = shutil.copytree(embedding, tmp_path / "model")
     keeps = isinstance(content, dict) and file in ("tokenizer_config.json",)

@@ -33,9 +33,7 @@ pytestmark = pytest.mark.slow
 
 LABELS = ("no", "perhaps", "yes")
 CLOSE = 1e-5
-WITH_TYPES: dict[str, dict[str, Any]] = {
-    "bert": {}, "electra": {}, "albert": {}, "deberta-v2": {"type_vocab_size": 2}
-}  # fmt: skip
+WITH_TYPES: dict[str, dict[str, Any]] = {"bert": {}, "electra": {}, "albert": {}, "deberta-v2": {"type_vocab_size": 2}}
 TEXTS: list[Text] = [
     *(text for text in PROBE_TEXTS if text.strip()),
     *PROBE_PAIRS,
@@ -260,9 +258,7 @@ def test_training_on_pairs_has_the_loss_of_transformers(tmp_path: Path, kind: st
 
     model = make_source(tmp_path / "source", kind)
     pairs = [("a [SEP] b", "c <pad> d"), ("good", "bad [SEP]"), ("It is done.", "Nobody ever waits until it is cold.")]
-    rows = [
-        {"text": first, "other": second, "label": LABELS[place % 3]} for place, (first, second) in enumerate(pairs * 12)
-    ]
+    rows = [{"text": a, "other": b, "label": LABELS[place % 3]} for place, (a, b) in enumerate(pairs * 12)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     part = {"kind": "file", "path": str(tmp_path / "pairs.jsonl"), "text_pair": "other"}
     parts = {name: [part] for name in ("train", "validation", "test")}

@@ -164,9 +164,7 @@ def test_a_crash_at_one_shape_costs_that_shape_only(monkeypatch: pytest.MonkeyPa
 
 
 @needs_signals
-def test_two_workers_in_a_row_without_a_row_are_the_last(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
-) -> None:
+def test_two_workers_without_a_row_are_the_last(monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path) -> None:
     log = tmp_path / "started"
     program = f"open({str(log)!r}, 'a').write('x')\n" + DIES.format(batches=(1, 2, 3))
     rows = run_as(monkeypatch, bundle, program, items=THREE_ITEMS)
@@ -186,9 +184,7 @@ def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(
-    monkeypatch: pytest.MonkeyPatch, bundle: Path, tmp_path: Path
-) -> None:
+def test_a_median_that_a_second_process_does_not_confirm_is_not_stable(monkeypatch, bundle, tmp_path):
     log = tmp_path / "workers"
     rules = replace(RULES, window_calls=5, min_calls=20, min_s=0.2, window_tolerance=9.0)
     program = SLOWER_THE_SECOND_TIME.format(log=str(log))

@@ -91,13 +91,12 @@ def test_battery_governor_heat_and_power_supply_are_doubts(monkeypatch: pytest.M
 
 def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        state = nvidia.GpuState(
-            1500, 8000, 71, 55.0, "0x24", None, (other.pid, 2**31 - 1), ("power limit", "heat (software)")
-        )
+        slowed = ("power limit", "heat (software)")
+        state = nvidia.GpuState(1500, 8000, 71, 55.0, "0x24", None, (other.pid, 2**31 - 1), slowed)
         monkeypatch.setattr(nvidia, "state", lambda uuid: state)
         described = conditions.describe(1, "GPU-1")
         other.kill()
-    assert described["gpu_slowed_by"] == ("power limit", "heat (software)")
+    assert described["gpu_slowed_by"] == slowed
     process, ended = described["gpu_foreign_processes"]
     assert process.endswith(f"({other.pid})") and "python" in process.lower()
     assert ended == f"process {2**31 - 1}", "a process that cannot be asked keeps its number"

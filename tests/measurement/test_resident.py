@@ -33,12 +33,10 @@ def looped_graph(loops: int, *, copies: int = 1) -> onnx.ModelProto:
     shapes |= {f"matrix{number}": (WIDTH, WIDTH) for number in range(copies)}
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(0, 0.03, shape).astype(np.float32) for name, shape in shapes.items()}
-    products = "".join(
-        f"p{n} = MatMul (h{n}, matrix{n % copies}) h{n + 1} = Tanh (p{n})\n        " for n in range(loops)
-    )
+    steps = "".join(f"p{n} = MatMul (h{n}, matrix{n % copies}) h{n + 1} = Tanh (p{n})\n        " for n in range(loops))
     nodes = f"""{{
         h0 = Gather (table, input_ids)
-        {products}
+        {steps}
         mask = Cast <to = 1> (attention_mask)
         column = Unsqueeze (mask, last)
         masked = Mul (h{loops}, column)

@@ -113,9 +113,7 @@ def test_the_loop_stops_by_the_rules(loop: Loop) -> None:
 
 
 def test_a_second_process_takes_a_third_and_no_energy() -> None:
-    assert RULES.repeated() == MeasureRules(
-        warmup_max_s=10.0, min_s=1.0, min_calls=34, max_s=20.0, idle_s=0.0, energy_s=0.0
-    )
+    assert RULES.repeated() == MeasureRules(warmup_max_s=10, min_s=1, min_calls=34, max_s=20, idle_s=0, energy_s=0)
     assert RULES.longest_s == 30.0 + 60.0 + 30 * 1.0 + 5.0
 
 
@@ -333,13 +331,11 @@ def test_the_idle_power_is_taken_once_it_has_settled() -> None:
     assert unsettled.now_s == 100.0 + ENERGY_RULES.idle_s * ENERGY_RULES.idle_windows
 
 
-@pytest.mark.parametrize(
-    ("busy_w", "status"), [(2.0, "unavailable"), (3.0, "unavailable"), (3.032, "measured"), (8.0, "measured")]
-)
-def test_energy_must_exceed_idle(busy_w: float, status: str) -> None:
+@pytest.mark.parametrize(("busy_w", "is_measured"), [(2.0, False), (3.0, False), (3.032, True), (8.0, True)])
+def test_energy_must_exceed_idle(busy_w: float, is_measured: bool) -> None:
     energy = FakeMachine(busy_w).measure()
-    assert (energy.status, energy.value is None) == (status, status == "unavailable")
-    if status == "unavailable":
+    assert (energy.status, energy.value is None) == ("measured" if is_measured else "unavailable", not is_measured)
+    if not is_measured:
         assert energy.reason == "fake counter: the calls use no more energy than the idle machine"
 
 

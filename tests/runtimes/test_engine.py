@@ -31,9 +31,7 @@ from tests.conftest import OLD_FORMAT
 from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import parsed
 
-needs_rtx = pytest.mark.skipif(
-    util.find_spec("tensorrt_rtx") is None, reason="tensorrt-rtx, of the extra rtx, is not installed"
-)
+needs_rtx = pytest.mark.skipif(util.find_spec("tensorrt_rtx") is None, reason="the extra rtx is not installed")
 POSITIONS, LENGTH = 512, 64
 TARGET = Target("tensorrt-rtx", "rtx4050", "8.9")
 ENGINE = EngineBuild(
@@ -73,9 +71,7 @@ def built(graph: Path) -> BuiltEngine:
 
 @needs_rtx
 class TestRealEngine:
-    def test_states_what_it_is_and_stores_every_weight_once(
-        self, built: BuiltEngine, graph: Path, finished_run: Path
-    ) -> None:
+    def test_states_what_it_is_and_stores_every_weight_once(self, built, graph, finished_run):
         import tensorrt_rtx
 
         engine, unique_bytes = built.engine, read_run(finished_run).parameters * 2
@@ -110,9 +106,7 @@ class TestRealEngine:
         assert rebuilt.reason is None and rebuilt.engine.weight_bytes == built.engine.weight_bytes
         assert progress.advanced > 0 and "of weights" in progress.messages[-1]
 
-    def test_nothing_is_printed_and_an_exception_cancels_the_build(
-        self, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_nothing_is_printed_and_an_exception_cancels_the_build(self, tmp_path, capfd):
         class Stopping(Progress):
             def advance(self, amount: int = 1, **fields: float) -> None:
                 raise KeyboardInterrupt

@@ -19,9 +19,8 @@ from edgeformer.runtimes.tensorrt.state import TensorRTState, judge, why_engine_
 from edgeformer.system.capability import Answer
 from edgeformer.system.cuda_driver import Device
 
-RTX = judge(
-    "tensorrt-rtx", Answer({"version": "1.7", "builder": True, "capabilities": ["7.5", "8.0", "8.9"]}), "no driver", []
-)
+BUILDS = Answer({"version": "1.7", "builder": True, "capabilities": ["7.5", "8.0", "8.9"]})
+RTX = judge("tensorrt-rtx", BUILDS, "no driver", [])
 NO_RTX = judge("tensorrt-rtx", None, "no driver", [])
 NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
 H200 = Device(0, "NVIDIA H200", "9.0")
@@ -121,17 +120,16 @@ def test_a_refusal_names_what_is_missing(device, states, message, plan):
     assert isinstance(refused, Unavailable) and message in refused.reason
 
 
-@pytest.mark.parametrize(
-    ("builder", "package"), [(TensorRTBuilder(), "tensorrt"), (TorchTensorRTBuilder(), "torch-tensorrt")]
-)
-def test_a_data_centre_card_takes_tensorrt_on_itself_only(builder: Builder, package: str, plan: Plan) -> None:
+@pytest.mark.parametrize("builder", [TensorRTBuilder(), TorchTensorRTBuilder()], ids=["tensorrt", "torch-tensorrt"])
+def test_a_data_centre_card_takes_tensorrt_on_itself_only(builder: Builder, plan: Plan) -> None:
     """An H100 has the capability of an H200, and kernels that were chosen by its bandwidth."""
 
     def plan_on(*gpus: Device, device: str = "h200") -> Target | Unavailable:
-        state = judge(package, Answer({"version": "11.0.0.1", "builder": True}), None, gpus)  # type: ignore[arg-type]
+        answer = Answer({"version": "11.0.0.1", "builder": True})
+        state = judge(builder.name, answer, None, gpus)  # type: ignore[arg-type]
         return plan(device, RTX, state, builder=builder)
 
-    assert plan_on(H200) == Target(package, "h200", "9.0")
+    assert plan_on(H200) == Target(builder.name, "h200", "9.0")
     for gpu in (Device(0, "NVIDIA H100 80GB HBM3", "9.0"), Device(0, "NVIDIA H200", "10.0")):
         message = f"the GPU is {gpu.name} with compute capability {gpu.compute_capability}"
         assert message in getattr(plan_on(gpu), "reason", "")

@@ -154,9 +154,7 @@ def test_a_process_that_uses_it_prints_nothing(bundle: Bundle) -> None:
         "print('said', file=sys.stderr)\n"
     )
     path = bundle.folder / str(bundle.artifact("litert-fp32").file)
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "9 2\n", "said\n")
 
 
@@ -192,9 +190,7 @@ def test_an_imported_graph_and_a_language_model_say_why_they_have_no_file(tmp_pa
     assert entry.status == "rejected" and "no cache that grows" in str(entry.reason)
 
 
-def test_the_quantizer_falls_back_and_says_why_it_fails(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_quantizer_falls_back_and_says_why_it_fails(bundle, tmp_path, monkeypatch):
     from ai_edge_quantizer import recipe
 
     source = bundle.folder / str(bundle.artifact("litert-fp32").file)

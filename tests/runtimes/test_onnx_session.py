@@ -114,9 +114,7 @@ def test_notes_name_the_most_frequent_operators_first() -> None:
     assert "does not report which nodes CUDA left to the CPU" in OnnxSession.caveats(session)[0]
 
 
-def test_executed_nodes_have_operator_shapes_and_constants(
-    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executed_nodes_have_operator_shapes_and_constants(graph, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     opened = ProfiledGraph(graph)
     assert opened.inputs["input_ids"] == ("tensor(int64)", (None, None))

@@ -214,9 +214,7 @@ def test_pips_cuda_libraries_are_loaded_before_the_provider_is_opened(graph, pro
     assert cuda_build.events.count("preload") == 1, "the CPU needs none of them"
 
 
-def test_a_provider_that_does_not_start_is_told_from_a_damaged_graph(
-    graph: Path, cuda_build: CudaBuild, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_provider_that_does_not_start_is_told_from_a_damaged_graph(graph, cuda_build, capfd):
     with pytest.raises(InputError) as refused:
         OnnxSession(graph, CUDA)
     for part in (CUDA, "does not start", "cannot load libcublas.so.13", f"{CPU} would compute", "doctor"):
@@ -242,9 +240,7 @@ def test_doctor_names_a_library_only_if_no_copy_of_it_loads() -> None:
         assert is_loaded or cuda.detail.startswith("built in, but cannot load libcublas.so.13;")
 
 
-def test_the_rtx_provider_gets_a_cache_and_the_shapes_to_expect(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rtx_provider_gets_a_cache_and_shapes_to_expect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sessions are the CPU's, and say that they are the plugin's."""
     recorded: dict[str, str] = {}
     real_options, create = onnxruntime.SessionOptions, onnxruntime.InferenceSession

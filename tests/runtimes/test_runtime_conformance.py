@@ -172,11 +172,8 @@ def test_provider_helpers_ask_whoever_knows(reference: Runtime) -> None:
     ]  # fmt: skip
     on_cards = ("CUDAExecutionProvider", "NvTensorRTRTXExecutionProvider", "tensorrt-rtx", "torch-cuda")
     assert all(map(runtimes.on_gpu, on_cards))
-    assert not any(
-        map(runtimes.on_gpu, ("CPUExecutionProvider", "DmlExecutionProvider", "torch-cpu", "onnx-reference"))
-    )
+    others = ("CPUExecutionProvider", "DmlExecutionProvider", "torch-cpu", "onnx-reference")
+    assert not any(map(runtimes.on_gpu, others))
     names = ("CPUExecutionProvider", "torch-cpu", "tensorrt")
     assert [name for name in names if runtimes.provider_facts(name).counts_threads] == ["CPUExecutionProvider"]
-    assert [runtimes.default_provider(kind) for kind in ("cpu", "cuda")] == [
-        "CPUExecutionProvider", "CUDAExecutionProvider",
-    ]  # fmt: skip
+    assert [*map(runtimes.default_provider, ("cpu", "cuda"))] == ["CPUExecutionProvider", "CUDAExecutionProvider"]

@@ -267,9 +267,7 @@ def test_kernels_are_compiled_once_per_engine_and_gpu(classifier: Bundle, monkey
     assert len(cache_files()) == 2
 
 
-def test_a_cache_that_cannot_be_used_is_written_again(
-    classifier: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_used_is_written_again(classifier, tmp_path, monkeypatch):
     """A damaged file does not reach TensorRT; that of another driver is refused by it."""
     run(classifier)
     (file,) = cache_files()
