@@ -5,14 +5,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from edgeformer.artifacts.device import Calibration, DeviceProfile, FittedCase
 from edgeformer.artifacts.documents import load_profile
 from edgeformer.artifacts.errors import EdgeformerError, InputError, NoisyMachineError
-from edgeformer.artifacts.progress import SILENT, Progress
+from edgeformer.artifacts.progress import SILENT
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory, Row
 from edgeformer.bundle import Bundle, seal
 from edgeformer.estimate import calibrate as calibrate_module
@@ -27,6 +27,7 @@ from edgeformer.runtimes.onnxruntime.nodes import ExecutedNode, Tensor
 from edgeformer.system.capability import kernel_flags
 from edgeformer.system.host import cpu_name, stated_cache_bytes
 from edgeformer.system.nvidia import Gpu
+from tests.measurement.measuring_child import Recorder
 from tests.runtimes.tiny_bundle import POSITIONS, artifact_of, classifier_graph, write_bundle, write_manifest
 from tests.training.runs import Messages
 
@@ -115,21 +116,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def times(job: TimeJob, refused: tuple[tuple[int, int], ...] = (), slower: float = 1.0) -> Timing:
-    items = []
-    for item in job.items:
-        rows = item[1] * item[2]
-        weight, states = Tensor("float", (512, 512)), Tensor("float", (rows, 512))
-        node = ExecutedNode("MatMul", "n", (states, weight), (states,), weight.bytes, 0.0)
-        product_us = NODE_US[job.files.artifact.precision] * rows
-        nodes = tuple(replace(node, duration_us=product_us + extra_us) for extra_us in (1.0, 3.0))
-        call_us = slower * (sum(node.duration_us for node in nodes) + CALL_US)
-        if item[1:] not in refused:
-            listed = ItemNodes(item=item, nodes=nodes, runs=1, feed_bytes=8 * rows) if job.nodes else None
-            items.append(TimedItem(item=item, call_us=call_us, nodes=listed))
-    return Timing(items=tuple(items), refused={f"{batch}×{seq}": "out of memory" for batch, seq in refused})
-
-
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The measuring processes; what they were given, and what they shall answer."""
@@ -141,9 +127,19 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     def run_timing(job: TimeJob, progress: Any, title: str) -> Timing:
         state.jobs.append(job)
-        precision = job.files.artifact.precision
-        timing = times(job, state.refused.get(precision, ()))
-        return timing.model_copy(update={"disturbed": state.disturbed.get(precision)})
+        precision, items = job.files.artifact.precision, []
+        refused = state.refused.get(precision, ())
+        for item in job.items:
+            rows = item[1] * item[2]
+            weight, states = Tensor("float", (512, 512)), Tensor("float", (rows, 512))
+            node = ExecutedNode("MatMul", "n", (states, weight), (states,), weight.bytes, 0.0)
+            nodes = tuple(replace(node, duration_us=NODE_US[precision] * rows + extra_us) for extra_us in (1.0, 3.0))
+            if item[1:] not in refused:
+                listed = ItemNodes(item=item, nodes=nodes, runs=1, feed_bytes=8 * rows) if job.nodes else None
+                call_us = sum(node.duration_us for node in nodes) + CALL_US
+                items.append(TimedItem(item=item, call_us=call_us, nodes=listed))
+        reasons = {f"{batch}×{seq}": "out of memory" for batch, seq in refused}
+        return Timing(items=tuple(items), refused=reasons, disturbed=state.disturbed.get(precision))
 
     monkeypatch.setattr(calibrate_module, "run_probe", run_probe)
     monkeypatch.setattr(calibrate_module, "run_timing", run_timing)
@@ -211,22 +207,14 @@ def test_a_repeated_timing_counts_its_shapes_again(monkeypatch: pytest.MonkeyPat
             take(message)
         return SimpleNamespace(reason=None)
 
-    class Counter(Progress):
-        bars: ClassVar[list[tuple[str, int | None, int]]] = []
-
-        def start(self, description: str, total: int | None, unit: str = "") -> None:
-            self.bars.append((description, total, 0))
-
-        def advance(self, amount: int = 1, **fields: float) -> None:
-            description, total, done = self.bars.pop()
-            self.bars.append((description, total, done + amount))
-
     monkeypatch.setattr(calibrate_module, "run_job", run_job)
     files = check_artifact(Bundle.open(tiny), artifact_of(tiny, "onnx/model.onnx"))
     job = TimeJob(files=files, items=(item,), threads=1, nodes=False, budget_s=1.0)
-    timing = run_timing(job, Counter(), "Timing it")
+    progress = Recorder()
+    timing = run_timing(job, progress, "Timing it")
     assert timing.disturbed is None and timing.items[0].call_us == 2.0
-    assert Counter.bars == [("Timing it", 1, 1), ("Timing it again, because other work disturbed it", 1, 1)]
+    assert progress.started == ["Timing it", "Timing it again, because other work disturbed it"]
+    assert (progress.totals, progress.advanced) == ([1, 1], 2)
 
 
 def test_shapes_that_could_not_be_timed_are_named_and_four_must_remain(bundle: Path, host: SimpleNamespace) -> None:

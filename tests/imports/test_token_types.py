@@ -40,6 +40,16 @@ TEXTS: list[Text] = [
     ("It [SEP] is done.", "Nobody [SEP] ever waits. [SEP]"),
     ("[SEP]", "[PAD] [SEP]"),
 ]
+COUNTED: dict[str, tuple[str, dict[str, Any], list[str] | None]] = {
+    "roberta": ("roberta", {}, None),
+    "roberta with another padding id": ("roberta", {"pad_token_id": 5, "max_position_embeddings": 70}, None),
+    "xlm-roberta with another padding id": ("xlm-roberta", {"pad_token_id": 3, "max_position_embeddings": 68}, None),
+    "mpnet": ("mpnet", {}, None),
+    "mpnet with another padding token": ("mpnet", {"pad_token_id": 2}, ["<s>", "</s>", "<pad>", "[UNK]", "<mask>"]),
+}
+PADDED: list[Text] = [
+    *TEXTS, "<pad>", "good <pad> bad", "<pad> <pad> It is done.", ("a <pad> b", "<pad>"), "one </s> two <unk> three é"
+]  # fmt: skip
 
 
 def make_source(folder: Path, kind: str, **changes: Any) -> Any:
@@ -127,18 +137,6 @@ def test_token_types_follow_the_sequences(tmp_path: Path, kind: str) -> None:
         assert computed == pytest.approx(probabilities.max(-1).tolist(), abs=CLOSE), artifact
     checked = verify(bundle).artifacts
     assert {check.status for check in checked if check.artifact in ids} <= {"verified"}
-
-
-COUNTED: dict[str, tuple[str, dict[str, Any], list[str] | None]] = {
-    "roberta": ("roberta", {}, None),
-    "roberta with another padding id": ("roberta", {"pad_token_id": 5, "max_position_embeddings": 70}, None),
-    "xlm-roberta with another padding id": ("xlm-roberta", {"pad_token_id": 3, "max_position_embeddings": 68}, None),
-    "mpnet": ("mpnet", {}, None),
-    "mpnet with another padding token": ("mpnet", {"pad_token_id": 2}, ["<s>", "</s>", "<pad>", "[UNK]", "<mask>"]),
-}
-PADDED: list[Text] = [
-    *TEXTS, "<pad>", "good <pad> bad", "<pad> <pad> It is done.", ("a <pad> b", "<pad>"), "one </s> two <unk> three é"
-]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "changes", "special"), COUNTED.values(), ids=COUNTED)

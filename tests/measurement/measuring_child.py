@@ -27,12 +27,14 @@ class Recorder(Progress):
     def __init__(self) -> None:
         self.advanced = 0
         self.started: list[str] = []
+        self.totals: list[int | None] = []
         self.messages: list[str] = []
         self.open = False
 
     def start(self, description: str, total: int | None, unit: str = "") -> None:
         self.open = True
         self.started.append(description)
+        self.totals.append(total)
 
     def advance(self, amount: int = 1, **fields: float) -> None:
         self.advanced += amount

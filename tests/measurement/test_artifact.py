@@ -1,6 +1,5 @@
 """Rows of measuring workers: phases and conditions, crashes that cost one row, and confirmation by a second process."""
 
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -63,13 +62,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bundle(tmp_path_factory.mktemp("measurement") / "bundle")
 
 
-@pytest.fixture(scope="module")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(LANGUAGE, tmp_path_factory.mktemp("language") / "bundle"))
-
-
-def measure_language(folder: Path, artifact_id: str, *shapes: tuple[int, int]) -> list[Row]:
-    bundle = Bundle.open(folder)
+def measure_language(artifact_id: str, *shapes: tuple[int, int]) -> list[Row]:
+    bundle = Bundle.open(LANGUAGE)
     artifact = bundle.artifact(artifact_id)
     files, items = check_artifact(bundle, artifact), artifact_module.items_of(artifact, bundle.task, shapes)
     spec = MeasureJob(files=files, provider="CPUExecutionProvider", threads=1, items=items, rules=RULES)
@@ -96,8 +90,8 @@ def test_a_worker_measures_every_shape(bundle: Path) -> None:
     assert 2 <= progress.advanced <= 4, "and once more for each stable row"
 
 
-def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and_batch(language: Path) -> None:
-    rows = measure_language(language, "onnx-fp32-decode", (1, 1), (3, POSITIONS))
+def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and_batch() -> None:
+    rows = measure_language("onnx-fp32-decode", (1, 1), (3, POSITIONS))
     assert [(row.phase, row.batch, row.seq) for row in rows] == [
         ("cold", 1, 1), ("prefill", 1, 1), ("decode", 1, 1), ("prefill", 3, POSITIONS), ("decode", 3, POSITIONS),
     ]  # fmt: skip
@@ -114,8 +108,8 @@ def test_a_decode_graph_has_rows_of_a_prompt_and_of_a_token_at_every_context_and
     assert (rows[1].latency_ms.p50 or 0) < (rows[1].conditions.read_context_ms or 0)
 
 
-def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle(language: Path) -> None:
-    rows = measure_language(language, "onnx-fp32-step", (1, 8), (1, POSITIONS + 1))
+def test_a_text_that_is_too_long_is_refused_in_both_phases_of_a_step_bundle() -> None:
+    rows = measure_language("onnx-fp32-step", (1, 8), (1, POSITIONS + 1))
     expected = [(phase, 8, "measured") for phase in ("cold", "steady", "decode")]
     expected += [(phase, POSITIONS + 1, "unavailable") for phase in ("steady", "decode")]
     assert Counter((row.phase, row.seq, row.latency_ms.status) for row in rows) == Counter(expected)

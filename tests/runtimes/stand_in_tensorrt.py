@@ -234,16 +234,12 @@ class StandInEngine:
 @contextmanager
 def stand_in() -> Iterator[None]:
     """While it lasts, this machine has a card and a tensorrt-rtx that runs such engines."""
+    runtime = SimpleNamespace(deserialize_cuda_engine=lambda plan: StandInEngine(Path(bytes(plan).decode())))
     trt = SimpleNamespace(
-        __version__=VERSION,
-        Runtime=lambda logger: SimpleNamespace(
-            deserialize_cuda_engine=lambda plan: StandInEngine(Path(bytes(plan).decode()))
-        ),
-        TensorIOMode=SimpleNamespace(INPUT="in"),
-        nptype=np.dtype,
+        __version__=VERSION, Runtime=lambda logger: runtime, TensorIOMode=SimpleNamespace(INPUT="in"), nptype=np.dtype,
         DynamicShapesKernelSpecializationStrategy=DynamicShapesKernelSpecializationStrategy,
         CudaGraphStrategy=CudaGraphStrategy,
-    )
+    )  # fmt: skip
     log = SimpleNamespace(clear=lambda: None, last_error=lambda: "the stand-in refuses")
     state = TensorRTState("tensorrt-rtx", VERSION, {}, ("8.9",), (CARD,))
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ from edgeformer.inference.predict import predict
 from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
 from edgeformer.run import locate
-from edgeformer.runtimes import OpenOptions, cannot_run, find_builder, provider_of, runtime_of
+from edgeformer.runtimes import OpenOptions, cannot_run, find_builder, provider_of
 from edgeformer.runtimes.litert import builder, session
 from edgeformer.runtimes.litert.session import LiteRTSession
 from edgeformer.runtimes.runtime import BuildJob, Target, Unavailable
@@ -135,8 +135,6 @@ def test_what_cannot_be_computed_is_refused(bundle: Bundle, tmp_path: Path) -> N
             opened.run(broken)
     np.testing.assert_array_equal(opened.run(inputs)["logits"], logits)
     opened.close()
-    with pytest.raises(EdgeformerError, match="closed"):
-        opened.run(inputs)
     damaged = tmp_path / "damaged.tflite"
     for content in (b"", b"no flatbuffer", path.read_bytes()[:-1]):
         damaged.write_bytes(content)
@@ -213,8 +211,6 @@ def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch, tmp
     assert isinstance(plan, Unavailable) and "ai-edge-litert and litert-torch" in plan.reason
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     session.load_library.cache_clear()
-    entry = ArtifactManifest(id="litert-fp32", file="a.tflite", format="litert", precision="fp32", status="built")
-    assert "package: ai-edge-litert is not installed" in str(runtime_of(entry).cannot_run(entry))
     with pytest.raises(MissingDependencyError, match=r"ai-edge-litert is not installed .*\[litert\]"):
         LiteRTSession(tmp_path / "a.tflite")
 

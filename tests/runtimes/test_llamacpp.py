@@ -28,7 +28,7 @@ from edgeformer.inference.verify import verify
 from edgeformer.models.weights import load_model
 from edgeformer.report.tables import artifact_table
 from edgeformer.run import locate
-from edgeformer.runtimes import OpenOptions, cannot_run
+from edgeformer.runtimes import OpenOptions
 from edgeformer.runtimes.llamacpp import library as llama_library
 from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
 from edgeformer.runtimes.onnxruntime.providers import CPU
@@ -214,9 +214,3 @@ def test_what_a_gguf_cannot_hold_is_rejected_with_a_reason(tmp_path: Path, bundl
     )  # fmt: skip
     reasons = {entry.reason for entry in GGUFBuilder().build(Target("gguf"), job)}
     assert reasons == {"GGUF holds language models of model.kind: decoder only; leave out --gguf"}
-
-
-def test_without_the_package_its_extra_is_named(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    reason = cannot_run(bundle.artifact("gguf-fp16"))
-    assert reason is not None and "xllamacpp is not installed" in reason and "llamacpp" in reason

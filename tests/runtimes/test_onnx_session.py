@@ -18,7 +18,7 @@ from edgeformer.runtimes.onnxruntime.session import OnnxSession
 from edgeformer.runtimes.torch import RUNTIME
 from edgeformer.runtimes.torch.session import TorchSession
 from tests.conftest import OLD_FORMAT
-from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph
+from tests.runtimes.tiny_bundle import POSITIONS, VOCABULARY, WIDTH, classifier_graph, greedy_graph, inputs
 
 CPU, CUDA, AZURE = "CPUExecutionProvider", "CUDAExecutionProvider", "AzureExecutionProvider"
 needs_azure = pytest.mark.skipif(
@@ -33,11 +33,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graph") / "model.onnx"
     onnx.save(classifier_graph(), path)
     return path
-
-
-def inputs(batch: int = 2, seq: int = 6) -> dict[str, np.ndarray]:
-    ids = np.arange(1, batch * seq + 1, dtype=np.int64).reshape(batch, seq) % VOCABULARY
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
 @pytest.mark.parametrize(

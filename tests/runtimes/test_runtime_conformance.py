@@ -18,7 +18,7 @@ from edgeformer.bundle import Bundle
 from edgeformer.runtimes import ArtifactFiles, BuildJob, OpenOptions, Runtime, Target, all_runtimes, cannot_run
 from tests.fakes.install import RUNTIMES, installed
 from tests.runtimes import conformance
-from tests.runtimes.tiny_bundle import POSITIONS, classifier_graph, write_bundle
+from tests.runtimes.tiny_bundle import POSITIONS, classifier_graph, inputs, write_bundle
 
 BUILT_IN = [runtime.name for runtime in all_runtimes()]
 with installed(*RUNTIMES):
@@ -86,11 +86,6 @@ def job_of(bundle: Path, notes: list[str]) -> BuildJob:
     )  # fmt: skip
 
 
-def inputs() -> dict[str, np.ndarray]:
-    ids = np.arange(1, 13, dtype=np.int64).reshape(2, 6)
-    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-
-
 @pytest.mark.parametrize(
     "check",
     [
@@ -100,6 +95,18 @@ def inputs() -> dict[str, np.ndarray]:
 )  # fmt: skip
 def test_every_runtime_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
     check(runtime)
+
+
+@pytest.mark.parametrize(
+    ("format_", "provider", "package"),
+    [
+        ("gguf", None, "xllamacpp"), ("litert", None, "ai-edge-litert"), ("executorch", None, "executorch"),
+        ("onnx", "openvino-cpu", "openvino"),
+    ],
+)  # fmt: skip
+def test_without_its_package_a_runtime_names_it(format_, provider, package, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert f"package: {package} is not installed" in str(cannot_run(conformance.entry(format_), provider))
 
 
 @pytest.mark.slow

@@ -70,7 +70,11 @@ def test_rows_leave_when_they_are_sure(parts: dict[str, Path], quantile: float |
     assert quantile != 0.5 or set(expected) == {1, 2}
 
 
-def test_refusals(parts: dict[str, Path]) -> None:
+def test_refusals(parts: dict[str, Path], bundle: Bundle) -> None:
+    with pytest.raises(InputError, match="always runs all loops"):
+        bundle.session(bundle.artifact("onnx-fp32"), OpenOptions(exits=(2, LOOPS)))
+    with pytest.raises(InputError, match="a language model exits early per token"):
+        bundle.session(bundle.artifact("onnx-fp32-step"), OpenOptions(early={2: 0.5}))
     with pytest.raises(InputError, match="no exit after loop 4, because it has 2 loops"):
         StepSession(parts, 2, exits=(4,))
     with pytest.raises(ArtifactError, match="lacks its part 'readout'"):
@@ -102,13 +106,6 @@ def test_a_language_models_steps_and_decode_graph_are_the_model(bundle, precisio
                 session.run({})
         assert actual.shape == expected.shape and actual.dtype == np.float32
         assert np.abs(actual - expected).max() < tolerance * max(1.0, expected.std())
-
-
-def test_exits_of_language_models_that_are_refused(bundle: Bundle) -> None:
-    with pytest.raises(InputError, match="always runs all loops"):
-        bundle.session(bundle.artifact("onnx-fp32"), OpenOptions(exits=(2, LOOPS)))
-    with pytest.raises(InputError, match="a language model exits early per token"):
-        bundle.session(bundle.artifact("onnx-fp32-step"), OpenOptions(early={2: 0.5}))
 
 
 def open_decoder(bundle: Bundle, id_: str) -> Decoder[Any]:

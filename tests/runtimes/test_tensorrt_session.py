@@ -25,7 +25,7 @@ from edgeformer.system.cuda_driver import Device
 from edgeformer.system.leftovers import cache_folder
 from tests.runtimes import stand_in_tensorrt
 from tests.runtimes.stand_in_tensorrt import CARD, LONGEST, StandInEngine, StandInRuntimeCache, stand_in, with_engines
-from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph
+from tests.runtimes.tiny_bundle import VOCABULARY, classifier_graph, inputs
 
 TEXTS = [f"the {food} was {how} indeed" for food in ("pizza", "soup", "tea", "bread", "fish") for how in "abcd"]
 """As long as each other, so that they share a call; an engine takes 16."""
@@ -202,16 +202,11 @@ def test_verify_compares_engines_on_their_card_and_records_it(bundle: Bundle) ->
     assert "is ignored, because" in str(stale["tensorrt-rtx-fp32-step"]) and stale["tensorrt-rtx-fp32-decode"] is None
 
 
-def call(rows: int = 2, length: int = 8) -> dict[str, np.ndarray[Any, Any]]:
-    ids = np.ones((rows, length), np.int64)
-    return {"input_ids": ids, "attention_mask": ids}
-
-
 def run(classifier: Bundle, options: OpenOptions = MEASURING, calls: int = 1) -> tuple[dict[str, Any], StandInEngine]:
     """Open the full engine, call it, close it; return its settings and the stand-in that computed."""
     with classifier.session(classifier.artifact(FULL), options) as session:
         for _ in range(calls):
-            session.run(call())
+            session.run(inputs(2, 8))
         return session.settings(), StandInEngine.opened[-1]
 
 

@@ -75,6 +75,12 @@ def write_golden(path: Path, rows: int = 5, seq: int = 12) -> None:
     np.savez(path, input_ids=(ids * mask).astype(np.int64), attention_mask=mask, labels=labels, logits=logits)
 
 
+def inputs(batch: int = 2, seq: int = 6) -> dict[str, np.ndarray]:
+    """Token ids that count up, without padding."""
+    ids = np.arange(1, batch * seq + 1, dtype=np.int64).reshape(batch, seq) % VOCABULARY
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
 def artifact_of(bundle: Path, path: str, /, **changes: object) -> ArtifactManifest:
     """The manifest entry of the file at ``path`` in ``bundle``."""
     entry = ArtifactManifest(
