@@ -24,6 +24,8 @@ RTX = judge("tensorrt-rtx", BUILDS, "no driver", [])
 NO_RTX = judge("tensorrt-rtx", None, "no driver", [])
 NO_TENSORRT = judge("tensorrt", None, "the driver library is not installed", [])
 H200 = Device(0, "NVIDIA H200", "9.0")
+BROKEN_RTX = judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, [])
+OLD_TENSORRT = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])
 LAPTOP = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 OTHER = Device(0, "NVIDIA GeForce RTX 3050", "8.6")
 WORKS = Answer({"version": "1.7.1.116", "builder": True, "capabilities": ["8.6", "8.9"]})
@@ -95,23 +97,11 @@ def test_a_profile_without_the_key_is_judged_by_its_name(title, key, edition, mo
 @pytest.mark.parametrize(
     ("device", "states", "message"),
     [
-        (
-            "rtx3050-6gb",
-            (RTX, NO_TENSORRT),
-            "this version of tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9;",
-        ),
+        ("rtx3050-6gb", (RTX, NO_TENSORRT), "of tensorrt-rtx builds only for compute capability 7.5, 8.0, 8.9;"),
         ("rtx4050", (NO_RTX, NO_TENSORRT), "builds for it on any m"),
         ("rtx4050", (NO_RTX, NO_TENSORRT), install_hint("rtx")),
-        (
-            "rtx4050",
-            (judge("tensorrt-rtx", Answer(error="OSError: libtensorrt_rtx.so.1"), None, []), NO_TENSORRT),
-            "libraries: do not load (OSError: libtensorrt",
-        ),
-        (
-            "h200",
-            (RTX, judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), None, [H200])),
-            "tensorrt 8.5.2 is too old; 10.0 or newer is needed",
-        ),
+        ("rtx4050", (BROKEN_RTX, NO_TENSORRT), "libraries: do not load (OSError: libtensorrt"),
+        ("h200", (RTX, OLD_TENSORRT), "tensorrt 8.5.2 is too old; 10.0 or newer is needed"),
         ("host", (RTX, NO_TENSORRT), "is not an NVIDIA GPU"),
     ],
 )
@@ -164,31 +154,19 @@ def state_on(
     [
         (state_on(), ()),
         (state_on(gpus=(LAPTOP, OTHER)), ()),
-        (
-            state_on(gpus=(OTHER, LAPTOP)),  # the first GPU counts
-            (
-                "built for compute capability 8.9, but this GPU is NVIDIA GeForce RTX 3050 with 8.6",
-                "export the run again for this device",
-            ),
-        ),
-        (
-            state_on(Answer({"version": "1.6.0.2", "builder": True})),
-            (
-                "built by tensorrt-rtx 1.7.1.116, and tensorrt-rtx 1.6.0.2 is installed here",
-                "install tensorrt-rtx==1.7.1.116",
-            ),
-        ),
-        (
-            state_on(None),
-            (
-                'package: not installed (python -m pip install ".[rtx]" in the clone',
-                "built for compute capability 8.9, tensorrt-rtx 1.7.1.116",
-            ),
-        ),
+        (state_on(gpus=(OTHER, LAPTOP)),  # the first GPU counts
+         ("built for compute capability 8.9, but this GPU is NVIDIA GeForce RTX 3050 with 8.6",
+          "export the run again for this device")),
+        (state_on(Answer({"version": "1.6.0.2", "builder": True})),
+         ("built by tensorrt-rtx 1.7.1.116, and tensorrt-rtx 1.6.0.2 is installed here",
+          "install tensorrt-rtx==1.7.1.116")),
+        (state_on(None),
+         ('package: not installed (python -m pip install ".[rtx]" in the clone',
+          "built for compute capability 8.9, tensorrt-rtx 1.7.1.116")),
         (state_on(Answer(error="OSError: libcudart.so")), ("libraries: do not load (OSError: libcudart.so)",)),
         (state_on(driver="no libcuda.so.1", gpus=()), ("driver: no libcuda.so.1; device: no NVIDIA",)),
     ],
-)
+)  # fmt: skip
 def test_an_engine_runs_on_its_card_with_its_version(state: TensorRTState, messages: tuple[str, ...]) -> None:
     refusal = why_engine_cannot_run(engine(), state)
     assert (refusal is None) == (not messages) and all(message in str(refusal) for message in messages)
