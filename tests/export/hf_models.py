@@ -85,9 +85,7 @@ def _word_piece(special: list[str]) -> tuple[Tokenizer, Any]:
     return tokenizer, trainers.WordPieceTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False)
 
 
-def make_model(
-    folder: Path, kind: str, labels: tuple[str, ...] = (), *, per_token: bool = False, **changes: Any
-) -> Any:
+def make_model(folder: Path, kind: str, labels: tuple[str, ...] = (), *, per_token: bool = False, **keys: Any) -> Any:
     """Save a random model of ``kind`` with its tokenizer, and return it.
 
     With ``labels`` it is a sequence classifier, or ``per_token`` a token classifier; without, a bare encoder.
@@ -97,7 +95,7 @@ def make_model(
     from transformers import AutoConfig
 
     names: dict[str, Any] = {"id2label": dict(enumerate(labels)), "label2id": {}} if labels else {}
-    config = AutoConfig.for_model(kind, **{**_SIZES, **OWN[kind], **names, **changes})
+    config = AutoConfig.for_model(kind, **{**_SIZES, **OWN[kind], **names, **keys})
     torch.manual_seed(0)
     head = "ForTokenClassification" if per_token else "ForSequenceClassification" if labels else ""
     model = getattr(transformers, f"AutoModel{head}").from_config(config).eval()

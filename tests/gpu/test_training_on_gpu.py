@@ -27,11 +27,8 @@ WIDE = ("model.hidden_size=128", "model.ffn_size=512")
 _REVIEWS = "kind: synthetic-reviews"
 LARGE = (
     f"data.parts={{train: [{{{_REVIEWS}, rows: 2000, seed: 1}}], validation: [{{{_REVIEWS}, rows: 60, seed: 2}}]}}",
-    "data.sequence_length=128",
-    "model.hidden_size=512",
-    "model.ffn_size=2048",
-    "training.batch_size=256",
-)
+    "data.sequence_length=128", "model.hidden_size=512", "model.ffn_size=2048", "training.batch_size=256",
+)  # fmt: skip
 """A tensor of its states has 64 MiB, and of these there are dozens."""
 
 

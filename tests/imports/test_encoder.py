@@ -122,15 +122,6 @@ def test_pooling_and_normalisation_follow_the_folder(tmp_path: Path, pooling: st
     assert (opened.manifest.task, opened.data.tokens_at_once, opened.exits) == ("embedding", 48, (1, 2))
 
 
-@pytest.fixture(scope="module")
-def shared_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence-transformers folder. Copy it before changing anything."""
-    folder = tmp_path_factory.mktemp("encoders") / "encoder"
-    make_model(folder, "bert")
-    sentence_transformers(folder, "mean", normalize=False)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -251,9 +242,7 @@ def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({}, {"model_type": "CrossEncoder", "activation_fn": IDENTITY}, "identity"),
     ],
 )
-def test_the_activation_of_a_cross_encoder(
-    cross_encoder: Path, tmp_path: Path, config: Any, settings: Any, activation: str
-) -> None:
+def test_the_activation_of_a_cross_encoder(cross_encoder, tmp_path, config, settings, activation):
     folder = changed(cross_encoder, tmp_path / "model", **config)
     if settings is not None:
         (folder / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
@@ -306,11 +295,11 @@ def test_weights_and_code_that_could_run_are_not_used(shared_model: Path, tmp_pa
     assert not (tmp_path / "ran").exists()
 
 
-def test_classifier_without_a_trained_head_is_refused(shared_model: Path, shared_encoder: Path, tmp_path: Path) -> None:
+def test_classifier_without_a_trained_head_is_refused(shared_model: Path, tmp_path: Path) -> None:
+    make_model(tmp_path / "encoder", "bert")
     config = json.loads((shared_model / "config.json").read_text(encoding="utf-8"))
     keys = {key: config[key] for key in ("architectures", "id2label")}
-    headless = changed(shared_encoder, tmp_path / "headless", **keys)
-    (headless / "modules.json").unlink()
+    headless = changed(tmp_path / "encoder", tmp_path / "headless", **keys)
     with pytest.raises(ArtifactError, match=r"the weights lack .*never trained for classification"):
         import_hf(str(headless), HfOptions(tmp_path / "artifacts"))
 
@@ -355,7 +344,7 @@ def test_what_cannot_be_compared_differs_and_differences_are_relative_to_large_n
 
 
 @pytest.mark.slow
-def test_the_proof_is_in_the_run_the_bundle_and_the_card(tmp_path: Path) -> None:
+def test_the_proof_or_its_lack_is_stated_everywhere(tmp_path: Path) -> None:
     make_model(tmp_path / "bert", "bert", LABELS)
     run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
     proof = read_run(run).proof
@@ -366,6 +355,14 @@ def test_the_proof_is_in_the_run_the_bundle_and_the_card(tmp_path: Path) -> None
     manifest = Bundle.open(run / "bundle").manifest
     assert manifest.proof == proof and UNPROVEN not in cautions(manifest)
     assert "probe texts as transformers" in (run / "bundle" / "README.md").read_text(encoding="utf-8")
+    write_json(run / "run.json", read_run(run).model_copy(update={"proof": unproven("no library was there")}))
+    assert UNPROVEN in cautions(read_run(run))
+    export(run, ExportOptions(replace=True))
+    assert UNPROVEN in cautions(Bundle.open(run / "bundle").manifest)
+    outcome = edgeformer("profile", str(run), "--device", "host", "--batch", "1", "--seq", "16", cwd=tmp_path)
+    assert outcome.code in (0, 3, 4) and "the import is not proven: no library was there" in outcome.out
+    report = (run / "reports" / "host.md").read_text(encoding="utf-8")
+    assert UNPROVEN in report and "no library was there" in report
 
 
 def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
@@ -379,17 +376,3 @@ def test_another_tokenizer_is_a_difference(tmp_path: Path) -> None:
     source, progress = open_source(str(tmp_path / "bert")), Recorder()
     with run.session() as session, pytest.raises(InputError, match=r"answer to '.*' differs by .* of transformers"):
         prove_encoder(source, run.recipe, run.reader(), session.run, progress, max_length=None, allow=False)
-
-
-@pytest.mark.slow
-def test_an_unproven_import_is_marked_everywhere(tmp_path: Path) -> None:
-    make_model(tmp_path / "bert", "bert", LABELS)
-    run = import_hf(str(tmp_path / "bert"), HfOptions(tmp_path / "artifacts"))
-    write_json(run / "run.json", read_run(run).model_copy(update={"proof": unproven("no library was there")}))
-    assert UNPROVEN in cautions(read_run(run))
-    export(run, ExportOptions())
-    assert UNPROVEN in cautions(Bundle.open(run / "bundle").manifest)
-    outcome = edgeformer("profile", str(run), "--device", "host", "--batch", "1", "--seq", "16", cwd=tmp_path)
-    assert outcome.code in (0, 3, 4) and "the import is not proven: no library was there" in outcome.out
-    report = (run / "reports" / "host.md").read_text(encoding="utf-8")
-    assert UNPROVEN in report and "no library was there" in report

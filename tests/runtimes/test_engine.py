@@ -206,9 +206,7 @@ class TestBuilder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("copies", "reason"), [(1, None), (4, "shared weights were copied, or FP16 was widened")])
-def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_its_size(
-    finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: int, reason: str | None
-) -> None:
+def test_torch_tensorrt_compiles_and_its_engine_is_judged_by_size(finished_run, tmp_path, monkeypatch, copies, reason):
     """torch-tensorrt needs a card; a stand-in takes its place, and everything up to it runs on the processor."""
     folder = Path(shutil.copytree(finished_run / "bundle", tmp_path / "bundle"))
     (folder / "engines").mkdir(exist_ok=True)

@@ -36,13 +36,8 @@ from edgeformer.runtimes.runtime import BuildJob, Target
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
 from tests.measurement.measuring_child import RULES
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None,
-        reason="the extra llamacpp is not installed, which writes and runs GGUF files",
-    ),
-]
+HAS_LLAMA_CPP = util.find_spec("xllamacpp") is not None and util.find_spec("gguf") is not None
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LLAMA_CPP, reason="the extra llamacpp is not installed")]
 
 SIZES: dict[str, Any] = {
     "kind": "decoder", "hidden_size": 64, "layers": 2, "iterations": 3, "heads": 4, "kv_heads": 2, "ffn_size": 96,

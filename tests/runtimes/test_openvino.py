@@ -14,7 +14,6 @@ import pytest
 
 from edgeformer.artifacts.errors import InputError, MissingDependencyError
 from edgeformer.artifacts.files import sha256_of
-from edgeformer.artifacts.manifest import ArtifactManifest
 from edgeformer.artifacts.progress import SILENT
 from edgeformer.bundle import Bundle
 from edgeformer.export.export import export
@@ -146,19 +145,16 @@ def test_importing_it_sends_nothing_and_leaves_no_file(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     environment = {"HOME": str(home), "USERPROFILE": str(home), "PYTHONPATH": str(Path(runtime.__file__).parents[3])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], env=environment, capture_output=True, text=True, timeout=300,
-        check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "[] 1"), done.stderr
     assert [path for path in home.rglob("*") if "intel" in str(path).lower() or "openvino" in str(path)] == []
 
 
-@pytest.fixture(scope="module")
-def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, ArtifactManifest]:
-    """A bundle with an INT8 graph of its FP32 graph, calibrated with its golden inputs."""
+def test_int8_has_seven_bits_and_fuses_no_rotations_in_bfloat16(finished_run: Path, tmp_path: Path) -> None:
+    """Of a graph that is calibrated with its golden inputs."""
     pytest.importorskip("nncf", reason="nncf is not installed")
-    folder = shutil.copytree(finished_run / "bundle", tmp_path_factory.mktemp("int8") / "bundle")
+    folder = shutil.copytree(finished_run / "bundle", tmp_path / "bundle")
     (folder / "engines").mkdir(exist_ok=True)
     bundle = Bundle.open(folder)
     golden = bundle.golden().inputs(("input_ids", "attention_mask"))
@@ -168,11 +164,6 @@ def int8(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         calibration=lambda: calls,
     )  # fmt: skip
     (entry,) = Int8Builder().build(Target("openvino", precision="int8"), job)
-    return bundle, entry
-
-
-def test_int8_has_seven_bits_and_fuses_no_rotations_in_bfloat16(int8: tuple[Bundle, ArtifactManifest]) -> None:
-    bundle, entry = int8
     assert (entry.id, entry.status, entry.precision) == ("openvino-int8", "built", "int8") and entry.built_with["nncf"]
     assert entry.sha256 == sha256_of(bundle.folder / str(entry.file))
     graph = onnx.load(str(bundle.folder / str(entry.file))).graph

@@ -1,6 +1,6 @@
 """Every runtime passes the conformance checks: the built-in ones, and one of another package."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,6 @@ def _find_runtime(name: str) -> Runtime:
     return located
 
 
-@pytest.fixture(params=[*BUILT_IN, *REGISTERED])
-def runtime(request: pytest.FixtureRequest, reference: Runtime) -> Runtime:
-    return _find_runtime(request.param)
-
-
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     graph = classifier_graph()
@@ -78,14 +73,8 @@ def classifier_module(graph: ArtifactManifest) -> Any:
     return Classifier().eval()
 
 
-def job_of(bundle: Path, notes: list[str]) -> BuildJob:
-    (bundle / "engines").mkdir()
-    return BuildJob(
-        bundle=bundle, graphs=(graph_of(bundle),), precision="fp32", max_length=12, max_positions=POSITIONS,
-        progress=Progress(), note=notes.append, module=classifier_module,
-    )  # fmt: skip
-
-
+@pytest.mark.usefixtures("reference")
+@pytest.mark.parametrize("name", [*BUILT_IN, *REGISTERED])
 @pytest.mark.parametrize(
     "check",
     [
@@ -93,8 +82,8 @@ def job_of(bundle: Path, notes: list[str]) -> BuildJob:
         conformance.check_providers, conformance.check_estimable, conformance.check_builders,
     ],
 )  # fmt: skip
-def test_every_runtime_conforms(runtime: Runtime, check) -> None:  # type: ignore[no-untyped-def]
-    check(runtime)
+def test_every_runtime_conforms(check: Callable[[Runtime], None], name: str) -> None:
+    check(_find_runtime(name))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +102,11 @@ def test_without_its_package_a_runtime_names_it(format_, provider, package, monk
 def test_what_can_run_here_answers_alike(reference: Runtime, bundle: Path, tmp_path: Path) -> None:
     """Every format that can be built or opened here gives the logits of the graph that it was built of."""
     notes: list[str] = []
-    job = job_of(bundle, notes)
+    (bundle / "engines").mkdir()
+    job = BuildJob(
+        bundle=bundle, graphs=(graph_of(bundle),), precision="fp32", max_length=12, max_positions=POSITIONS,
+        progress=Progress(), note=notes.append, module=classifier_module,
+    )  # fmt: skip
     artifacts_by_format = {job.graphs[0].format: job.graphs[0]}
     for builder in runtimes.all_builders():
         plan = builder.plan(load_profile("rtx4050"))
