@@ -18,7 +18,6 @@ MIB = 2**20
 TRUE = Efficiency(overhead_us=4.0, of_peak=0.8, of_bandwidth=3.0, of_memory=1.5)
 BARE = Calibration(created="now", processor="here", threads=1, provider="CPU", efficiencies={})
 CALL_US = 7.0
-SIZES = tuple((rows, width) for rows in (1, 8, 64, 512) for width in (128, 512, 1024))
 
 
 DEVICE = DeviceProfile(
@@ -48,7 +47,8 @@ def timed(
 
 def calls_of(**of: Any) -> list[TimedCall]:
     """Calls of two equal products each, small and large, whose weights the cache holds or does not."""
-    return [timed((product(*size),) * 2, weights=weights, **of) for size in SIZES for weights in (0.0, 100.0 * MIB)]
+    sizes = [(rows, width) for rows in (1, 8, 64, 512) for width in (128, 512, 1024)]
+    return [timed((product(*size),) * 2, weights=weights, **of) for size in sizes for weights in (0.0, 100.0 * MIB)]
 
 
 def fitted(calls: list[TimedCall]) -> Calibration:

@@ -72,7 +72,6 @@ def test_zero_nan_infinity_and_smallest_normals_are_not_denormal(tmp_path: Path)
 
 
 def test_operators_and_shapes_of_exported_and_foreign_graphs(tmp_path: Path) -> None:
-    """A bundle that was exported has standard operators, any batch and length."""
     result = audit_portability([OLD / "onnx" / "model_int8.onnx"])
     assert (result.opset, result.other_operators, result.control_flow, result.fixed) == (20, {}, {}, ())
     assert result.dynamic == dict.fromkeys(("input_ids", "attention_mask"), ("batch", "sequence"))

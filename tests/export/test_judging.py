@@ -262,13 +262,10 @@ def test_scores_are_compared_with_the_baseline_of_the_same_rows(arguments: dict[
 @pytest.mark.parametrize(
     ("precision", "max_activation", "overflows"),
     [
-        ("fp16", FP16_MAX, False),
-        ("fp16", np.nextafter(FP16_MAX, 1e9), True),
-        ("fp16", float("inf"), True),
-        ("fp32", float("inf"), False),
-        ("int8", 1e9, False),
+        ("fp16", FP16_MAX, False), ("fp16", np.nextafter(FP16_MAX, 1e9), True), ("fp16", float("inf"), True),
+        ("fp32", float("inf"), False), ("int8", 1e9, False),
     ],
-)
+)  # fmt: skip
 def test_an_activation_beyond_fp16_rejects_fp16(precision: str, max_activation: float, overflows: bool) -> None:
     reason = compare(Subject(), precision, max_activation=max_activation)["reason"]
     assert ("above the FP16 maximum of 65504 (overflow)" in str(reason)) is (reason is not None) is overflows

@@ -118,12 +118,10 @@ def learned(folder: Path, *overrides: str) -> list[float]:
 @pytest.mark.parametrize(
     ("common", "change", "tolerance"),
     [
-        (WIDE, "training.tf32=true", 5e-3),
-        ((), "training.pinned_memory=false", 1e-5),
-        ((), "training.optimizer.kernels=foreach", 1e-4),
-        ((), "training.optimizer.kernels=loop", 1e-4),
+        (WIDE, "training.tf32=true", 5e-3), ((), "training.pinned_memory=false", 1e-5),
+        ((), "training.optimizer.kernels=foreach", 1e-4), ((), "training.optimizer.kernels=loop", 1e-4),
     ],
-)
+)  # fmt: skip
 def test_other_ways_to_compute_learn_the_same(common, change, tolerance, tmp_path):
     if common and torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("TF32 needs compute capability 8.0")

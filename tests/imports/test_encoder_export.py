@@ -16,6 +16,7 @@ from edgeformer.artifacts.progress import SILENT
 from edgeformer.benchmark.gate_scores import ArtifactPair, CommonRows, common_rows, score_check
 from edgeformer.bundle import Bundle, seal
 from edgeformer.data.sources import imported_parts
+from edgeformer.data.synthetic import SENTENCES
 from edgeformer.export.export import export
 from edgeformer.export.quantize import quantized_nodes
 from edgeformer.export.variants import ExportOptions
@@ -83,8 +84,6 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoder")
     make_model(folder / "model", "albert")
     sentence_transformers(folder / "model", "mean", normalize=True)
-    from edgeformer.data.synthetic import SENTENCES
-
     (folder / "data").mkdir()
     pairs = [(a, " ".join(a.split()[: 2 + n % 5]), n % 5) for n, a in enumerate(SENTENCES)]
     table = "sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{score}\n" for a, b, score in pairs)

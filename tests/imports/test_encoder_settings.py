@@ -41,7 +41,6 @@ from tests.web.browser import run_module
 LONG = " ".join(SENTENCES[:12])
 TEXTS = ["A bridge of wood", *SENTENCES[:6], LONG, " ".join(SENTENCES[20:32]), "Nobody waits, CAFÉ [MASK] naïve."]
 LABELS = ("no", "perhaps", "yes")
-PROMPTS = {"query": "question of somebody: ", "document": "a text: ", "news": "news of the day: "}
 TOLERANCE = 1e-5
 
 
@@ -175,7 +174,8 @@ def test_a_page_cuts_on_the_side_that_the_tokenizer_states(tmp_path: Path) -> No
 def test_prompts_are_put_in_front_and_not_pooled(tmp_path: Path, pooling: str) -> None:
     model = sentence_model(tmp_path, pooling=pooling)
     model[1].include_prompt = False
-    model.prompts, model.default_prompt_name = PROMPTS, "news"
+    model.prompts = {"query": "question of somebody: ", "document": "a text: ", "news": "news of the day: "}
+    model.default_prompt_name = "news"
     model = saved(model, tmp_path / "model")
     assert not model[1].include_prompt and model.default_prompt_name == "news"
     run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"))

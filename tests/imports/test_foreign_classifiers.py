@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,11 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 POSITIONS = 64
 TEXTS = ["good", "a warm and witty film with [SEP] in it", "the plot is dull " * 40, "Crème brûlée 🙂", "word " * 15]
 FORMS: dict[str, dict[str, Any]] = {
-    "as exported": {},
-    "int32": {"kind": TensorProto.INT32},
-    "one row of 32 tokens": {"shape": (1, 32)},
-    "one row": {"shape": (1, "sequence")},
+    "as exported": {}, "int32": {"kind": TensorProto.INT32}, "another output": {"output": "output_0"},
+    "one row of 32 tokens": {"shape": (1, 32)}, "one row": {"shape": (1, "sequence")},
     "32 tokens, int32": {"shape": ("batch", 32), "kind": TensorProto.INT32},
-    "another output": {"output": "output_0"},
-    "no types": {"inputs": INPUTS[:2]},
-    "no mask": {"inputs": INPUTS[:1]},
-}
+    "no types": {"inputs": INPUTS[:2]}, "no mask": {"inputs": INPUTS[:1]},
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -273,8 +270,6 @@ class TestOneBadText:
         assert [number for number, row in enumerate(rows) if row.get("error")] == [3000]
 
     def test_served(self, bundle: Path) -> None:
-        from contextlib import closing
-
         from edgeformer.serve.queue import BatchingQueue, open_served_predictor
         from edgeformer.serve.service import Metrics, ServeLimits
 

@@ -20,6 +20,10 @@ from tests.cli.run_cli import edgeformer, run_json
 from tests.export import graphs
 from tests.export.graphs import FLOAT, INT64, save, save_beside, value
 
+SEQUENCE = [value("x", FLOAT, ["N"])], [helper.make_tensor_sequence_value_info("s", FLOAT, None)]
+NON_ZERO = [value("x", graphs.BOOL, [16])], [value("w", INT64, [1, "found"])]
+"""Inputs and outputs of graphs."""
+
 
 def port(name: str, *shape: int | str | None) -> Port:
     return Port(name, "tensor", "float32", shape)
@@ -160,25 +164,14 @@ class TestWhatIsRefused:
             (graphs.convolutions("unk__7"), r"axis 0 \(unk__7\)"),
             (graphs.recurrent(), r"input 'x'.*axis 0 \(steps\).*--shape x=…xBx4"),
             (one_node("Identity", graphs.STRING), "input 'x' is a tensor of string"),
-            (
-                graphs.model(
-                    [helper.make_node("SequenceConstruct", ["x"], ["s"])],
-                    [value("x", FLOAT, ["N"])],
-                    [helper.make_tensor_sequence_value_info("s", FLOAT, None)],
-                ),
-                "output 's' is a sequence",
-            ),
+            (graphs.model(graphs.nodes("s = SequenceConstruct(x)"), *SEQUENCE), "output 's' is a sequence"),
             (one_node("Strange", domain="their.own"), r"their\.own\.Strange \(1\)"),
             (one_node("NoSuchThing"), "NoSuchThing"),
             (one_node("Relu", opset=99), "pset"),
             (one_node("RandomNormalLike"), "different outputs for the same inputs"),
             (
-                graphs.model(
-                    [helper.make_node("NonZero", ["x"], ["where"])],
-                    [value("x", graphs.BOOL, [16])],
-                    [value("where", INT64, [1, "found"])],
-                ),
-                "the shape of output 'where' depends on the input values",
+                graphs.model(graphs.nodes("w = NonZero(x)"), *NON_ZERO),
+                "shape of output 'w' depends on the input values",
             ),
         ],
     )

@@ -114,10 +114,8 @@ def test_card_slowdowns_and_foreign_processes_are_named(monkeypatch: pytest.Monk
         ({"mhz": None}, {"mhz": 2000.0}, []),
         ({"busy_s": 9.0, "own_s": 5.0}, {"busy_s": 11.5, "own_s": 6.9}, ["other processes used 0.6 cores"]),
         ({"busy_s": 9.0, "own_s": 5.0}, {"busy_s": 11.05, "own_s": 6.9}, []),
-        (
-            {"throttled": 3}, {"stolen_s": 0.5, "throttled": 4},
-            ["the hypervisor took 0.5 cores away", "the processor throttled because of heat"],
-        ),
+        ({"throttled": 3}, {"stolen_s": 0.5, "throttled": 4},
+         ["the hypervisor took 0.5 cores away", "the processor throttled because of heat"]),
         ({"throttled": 3}, {"throttled": 3}, []),
     ],
 )  # fmt: skip

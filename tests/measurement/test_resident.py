@@ -11,7 +11,6 @@ import onnx
 import pytest
 
 from edgeformer.artifacts.manifest import ArtifactManifest, Sharing
-from edgeformer.artifacts.report import MeasureRules
 from edgeformer.bundle import Bundle
 from edgeformer.inference.verify import verify
 from edgeformer.measurement.artifact import MeasureJob, check_artifact, own_memory
@@ -20,6 +19,7 @@ from edgeformer.runtimes import ArtifactFiles
 from edgeformer.system import worker
 from edgeformer.system.worker import run_job
 from tests.cli.run_cli import edgeformer
+from tests.measurement.measuring_child import RULES
 from tests.runtimes.tiny_bundle import CLASSIFIER, VOCABULARY, parsed, write_bundle, write_manifest
 
 WIDTH = 1100
@@ -73,10 +73,9 @@ def test_a_shared_matrix_counts_once_also_when_verify_and_profile_repeat_it(bund
     assert checks[2].resident_ratio is not None and checks[2].resident_ratio > 3
     table = edgeformer("verify", str(bundle.folder), cwd=bundle.folder.parent).out
     assert f"({checks[2].resident_ratio:.0f}" in table.replace("in memory", "")
-    rules = MeasureRules(warmup_min_s=0.01, warmup_max_s=0.1, min_s=0.01, max_s=0.2, idle_s=0.01, energy_s=0.01)
     files, item = check_artifact(bundle, bundle.artifact("four")), ("steady", 1, 16)
     rows: list[Any] = []
-    run_job(MeasureJob(threads=1, files=files, items=(item,), rules=rules), rows.append)
+    run_job(MeasureJob(threads=1, files=files, items=(item,), rules=RULES), rows.append)
     (cold,) = [row.conditions.resident_bytes for row in rows if getattr(row, "phase", None) == "cold"]
     assert cold == pytest.approx(expected[1], rel=0.3)
 

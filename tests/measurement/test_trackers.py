@@ -64,36 +64,29 @@ LOOPS = {
     "until the windows agree": Loop(lambda index: 20.0 if index < 60 else 10.0, 125, 300),
     "never settles": Loop(
         lambda index: 10.0 + 5.0 * ((index // 25) % 2), 2400, 240, False,
-        "did not settle: after 30.0 s of warm-up (2400 calls)",
-    ),
+        "did not settle: after 30.0 s of warm-up (2400 calls)"),
     "three windows are enough to disagree": Loop(
         lambda index: (300.0, 500.0, 400.0, 400.0)[min(3, index // 25)], 75, 100, False,
-        "did not settle: after 30.0 s of warm-up (75 calls), the medians of the last 3 windows of 25 calls",
-    ),
+        "did not settle: after 30.0 s of warm-up (75 calls), the medians of the last 3 windows of 25 calls"),
     "too slow": Loop(
         2000.0, 15, 30, False, "warm-up was too short to judge: only 15 calls in 30.0 s",
-        "only 30 of 100 calls in the time limit of 60 s",
-    ),
+        "only 30 of 100 calls in the time limit of 60 s"),
     "slower than the ceiling": Loop(
         90_000.0, 1, 1, False, "warm-up was too short to judge: only 1 ",
-        "only 1 of 100 calls in the time limit of 90 s",
-    ),
+        "only 1 of 100 calls in the time limit of 90 s"),
     "throttles": Loop(lambda index: 10.0 if index < 200 else 13.0, 75, 260, False, f"{DRIFT}3 ms at the end"),
     # Both halves have the same median; a part in the middle has not.
     "other work comes and goes": Loop(
         lambda index: 12.0 if 205 <= index < 245 else 10.0, 75, 292, False,
-        f"{DRIFT}0 ms at the end, 10 to 12 ms over 10 parts",
-    ),
+        f"{DRIFT}0 ms at the end, 10 to 12 ms over 10 parts"),
     "single slow calls are no drift": Loop(lambda index: 50.0 if index % 30 == 0 else 10.0, 75, 265),
     "strict: a minute": Loop(5.0, 75, 12_000, rules=STRICT),
     "strict: calls for a p99": Loop(200.0, 75, 662, rules=STRICT),
     "strict: the ceiling": Loop(
         5000.0, 12, 180, False, "warm-up was too short to judge: only 12 calls in 60.0 s",
-        "only 180 of 662 calls in the time limit of 900 s", STRICT,
-    ),
+        "only 180 of 662 calls in the time limit of 900 s", STRICT),
     "the fewest warm-up calls": Loop(
-        1.0, 10, 3000, rules=MeasureRules(warmup_min_s=0.0, warmup_min_calls=10, window_calls=5, windows=2)
-    ),
+        1.0, 10, 3000, rules=MeasureRules(warmup_min_s=0.0, warmup_min_calls=10, window_calls=5, windows=2)),
 }  # fmt: skip
 
 
@@ -258,10 +251,8 @@ def measured(uuid: str | None = "GPU-1") -> tuple[Memory, dict[str, int]]:
 @pytest.mark.parametrize(
     ("answers", "peak", "baseline", "method", "by_name"),
     [
-        (
-            {"process": 700, "card": (1000, 1750)}, 700, 0, "GPU memory of the process (NVML)",
-            {"process (NVML)": 700, "card (NVML)": 750},
-        ),
+        ({"process": 700, "card": (1000, 1750)}, 700, 0, "GPU memory of the process (NVML)",
+         {"process (NVML)": 700, "card (NVML)": 750}),
         ({"card": (1000, 1750), "wddm": True}, 750, 1000, "whole card (NVML)", {"card (NVML)": 750}),
         ({"system": (3000, 4200)}, 1200, 3000, "GPU and processor share it, and NVML has no", {"system": 1200}),
     ],

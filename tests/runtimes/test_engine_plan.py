@@ -29,7 +29,6 @@ OLD_TENSORRT = judge("tensorrt", Answer({"version": "8.5.2", "builder": True}), 
 LAPTOP = Device(0, "NVIDIA GeForce RTX 4050 Laptop GPU", "8.9")
 OTHER = Device(0, "NVIDIA GeForce RTX 3050", "8.6")
 WORKS = Answer({"version": "1.7.1.116", "builder": True, "capabilities": ["8.6", "8.9"]})
-BUILT_FOR = {"compute_capability": "8.9", "tensorrt-rtx": "1.7.1.116"}
 
 Plan = Callable[..., Target | Unavailable]
 
@@ -67,16 +66,12 @@ def test_other_cards_take_tensorrt_whatever_their_capability(device: str, plan: 
 @pytest.mark.parametrize(
     ("title", "key", "edition"),
     [
-        ("NVIDIA RTX A2000 12GB", None, "rtx"),
-        ("NVIDIA RTX4050 laptop", None, "rtx"),
-        ("geforce RTX-4070", None, "rtx"),
-        ("NVIDIA GeForce GTX 1660", None, "enterprise"),
-        ("NVIDIA A10", None, "enterprise"),
-        ("NVIDIA A10", "rtx", "rtx"),
-        ("NVIDIA GeForce RTX 2060", "enterprise", "enterprise"),
-        ("NVIDIA Tesla K80", "none", "none"),
+        ("NVIDIA RTX A2000 12GB", None, "rtx"), ("NVIDIA RTX4050 laptop", None, "rtx"),
+        ("geforce RTX-4070", None, "rtx"), ("NVIDIA GeForce GTX 1660", None, "enterprise"),
+        ("NVIDIA A10", None, "enterprise"), ("NVIDIA A10", "rtx", "rtx"),
+        ("NVIDIA GeForce RTX 2060", "enterprise", "enterprise"), ("NVIDIA Tesla K80", "none", "none"),
     ],
-)
+)  # fmt: skip
 def test_a_profile_without_the_key_is_judged_by_its_name(title, key, edition, monkeypatch):
     capability = Fact(value="7.5", source="test", verified="no")
     device = DeviceProfile(name="mine", title=title, kind="cuda", tensorrt=key, compute_capability=capability)
@@ -138,7 +133,7 @@ def test_shapes_cover_the_texts_and_the_budgets_shape() -> None:
 def engine(**changes: object) -> ArtifactManifest:
     entry = ArtifactManifest(
         id="tensorrt-rtx-fp16", file="engines/model_fp16.rtx4050.engine", format="tensorrt-rtx", precision="fp16",
-        status="built", built_for=BUILT_FOR,
+        status="built", built_for={"compute_capability": "8.9", "tensorrt-rtx": "1.7.1.116"},
     )  # fmt: skip
     return entry.model_copy(update=changes)
 

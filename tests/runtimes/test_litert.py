@@ -157,7 +157,6 @@ def test_a_process_that_uses_it_prints_nothing(bundle: Bundle) -> None:
 
 
 def test_a_changed_model_is_exported_again_without_losses(run: Path) -> None:
-    """Files of other weights, which the same options make again, are no losses."""
     options = ExportOptions(int8=True, fp16=True, build=("litert",), exits=(1,))
     target = Target("litert", precision="fp32")
     previous = PreviousBundle.of(run / "bundle", options, [target], {"model/model.safetensors": "another"}, (1, 2))

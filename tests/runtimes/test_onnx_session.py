@@ -69,12 +69,9 @@ def test_a_damaged_file_is_named_with_a_remedy(graph: Path, tmp_path: Path, capf
         OnnxSession(tmp_path / "odd.onnx")
 
 
-@pytest.mark.parametrize("provider", [CUDA, "NoSuchProvider"])
-def test_an_unavailable_provider_lists_the_available_ones(graph: Path, provider: str) -> None:
-    if provider in onnxruntime.get_available_providers():
-        pytest.skip(f"{provider} is available here")
-    with pytest.raises(InputError, match=f"{provider}.*available: .*{CPU}"):
-        OnnxSession(graph, provider=provider)
+def test_an_unavailable_provider_lists_the_available_ones(graph: Path) -> None:
+    with pytest.raises(InputError, match=f"NoSuchProvider.*available: .*{CPU}"):
+        OnnxSession(graph, provider="NoSuchProvider")
 
 
 def test_running_out_of_memory_is_explained(tmp_path: Path) -> None:

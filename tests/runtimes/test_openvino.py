@@ -255,17 +255,11 @@ def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "rewritten"),
     [
-        ({}, 1),
-        ({"kind": "float16"}, 1),
-        ({"table": (3, 5, 4)}, 0),
-        ({"shape": (2, 3, 1, 8)}, 0),
-        ({"table": (1, 4)}, 0),
-        ({"joined": 2}, 0),
-        ({"look_alike": "the same products"}, 0),
-        ({"look_alike": "another x"}, 0),
+        ({}, 1), ({"kind": "float16"}, 1), ({"table": (3, 5, 4)}, 0), ({"shape": (2, 3, 1, 8)}, 0),
+        ({"table": (1, 4)}, 0), ({"joined": 2}, 0), ({"look_alike": "the same products"}, 0), ({"look_alike": "another x"}, 0),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_only_rotations_are_rewritten_and_stay_what_they_are(changes: dict[str, Any], rewritten: int) -> None:
     draw = np.random.default_rng(0)
     plain, changed = rotated(**changes), rotated(**changes)
