@@ -100,9 +100,6 @@ def test_a_timing_worker_leaves_out_what_is_beyond_its_budget(tiny: Path) -> Non
     assert "the -1 s for timing this artifact had passed" in timing.refused["1×8"]
 
 
-# A host whose processes answer at once with chosen times.
-
-
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Full graphs in three precisions, and artifacts that must not be timed."""
@@ -118,7 +115,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The measuring processes; what they were given, and what they shall answer."""
+    """Measuring processes that answer at once; what they were given, and what they shall answer."""
     state = SimpleNamespace(jobs=[], threads=[], refused={}, disturbed={})
 
     def run_probe(threads: int) -> HostRates:
@@ -259,9 +256,6 @@ def test_each_of_three_models_is_left_out_once(bundle: Path, host: SimpleNamespa
         calibrate(bundle, load_profile("host"), shapes=SHAPES, further=[bundle])
 
 
-# Validation: measuring and estimating are made up.
-
-
 def device_of(*fitted: tuple[str, str, int, int], **changes: Any) -> DeviceProfile:
     cases = tuple(FittedCase(run=run, artifact=id_, batch=b, seq=s, measured_ms=1.0) for run, id_, b, s in fitted)
     calibration = Calibration(
@@ -272,7 +266,7 @@ def device_of(*fitted: tuple[str, str, int, int], **changes: Any) -> DeviceProfi
 
 
 class Machine:
-    """A call takes its rows times its tokens in milliseconds; estimates are twice that."""
+    """Made-up measurements: a call takes its rows times its tokens in milliseconds; estimates are twice that."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.specs: list[MeasureJob] = []

@@ -165,14 +165,10 @@ def test_memory(artifact: ArtifactManifest, device: DeviceProfile, low: float, h
 @pytest.mark.parametrize(
     ("kind", "precision", "peak"),
     [
-        ("cpu", "fp32", 1e11),
-        ("cpu", "fp16", 1e11),  # computed in FP32
-        ("cpu", "int8", 8e11),
-        ("cuda", "fp32", 1e11),
-        ("cuda", "fp16", 4e11),
-        ("cuda", "int8", 8e11),
+        ("cpu", "fp32", 1e11), ("cpu", "int8", 8e11), ("cpu", "fp16", 1e11),  # computed in FP32
+        ("cuda", "fp32", 1e11), ("cuda", "int8", 8e11), ("cuda", "fp16", 4e11),
     ],
-)
+)  # fmt: skip
 def test_rates_of_a_precision(kind: str, precision: str, peak: float) -> None:
     assert roofline.rates_of(device(kind), precision) == roofline.Rates(
         peak=peak, vector_peak=1e11, bandwidth=2e10, cache_bytes=2**18, overhead_us=5.0, cores=4, gpu=kind == "cuda"

@@ -7,9 +7,7 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgeformer.data.synthetic import SENTENCES
-from tests.measurement.measuring_child import Recorder
 
-RecordedProgress = Recorder
 LAYERS, WIDTH, VOCABULARY = 2, 32, 400
 TAGS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 

@@ -1,6 +1,7 @@
 """Small random decoders of transformers' own making, with tokenizers like those of Llama, Qwen2 and SmolLM2."""
 
 import json
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from edgeformer.data.byte_pairs import IGNORES_MERGES, SPLITS
 from edgeformer.data.synthetic import PARAGRAPHS
 
+HAS_LLAMA_CPP = util.find_spec("xllamacpp") is not None and util.find_spec("gguf") is not None
 WORDS = 420
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

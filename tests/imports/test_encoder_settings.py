@@ -34,8 +34,9 @@ from edgeformer.models.pretrained.source import IGNORED_KEYS, TRANSFORMERS_KEYS,
 from edgeformer.run import Run, locate
 from edgeformer.tasks.classification import softmax
 from tests.cli.run_cli import edgeformer, run_json
-from tests.export.hf_models import _SIZES, OWN, RecordedProgress, make_cross_encoder, make_model
+from tests.export.hf_models import _SIZES, OWN, make_cross_encoder, make_model
 from tests.imports.test_token_types import expected_inputs, expected_logits
+from tests.measurement.measuring_child import Recorder
 from tests.web.browser import run_module
 
 LONG = " ".join(SENTENCES[:12])
@@ -195,7 +196,7 @@ def test_a_prompt_that_is_pooled_stays_in_the_mean(tmp_path: Path) -> None:
     model.prompts = prompts = {"query": "question: ", "passage": "a text: "}
     model = saved(model, tmp_path / "model")
     edit(tmp_path / "model" / "config_sentence_transformers.json", prompts=prompts)
-    progress = RecordedProgress()
+    progress = Recorder()
     run = import_hf(str(tmp_path / "model"), HfOptions(tmp_path / "artifacts"), progress)
     assert any("the prompt 'passage' is not used" in note for note in progress.messages)
     export(run, ExportOptions())

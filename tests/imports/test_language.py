@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterable
 from contextlib import closing
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,10 @@ from edgeformer.models.weights import load_model
 from edgeformer.run import Run, locate
 from edgeformer.runtimes.llamacpp.builder import compare_tokenizer, write_gguf
 from edgeformer.runtimes.llamacpp.library import Llama
-from tests.export.language_models import CLASSES, SIZES, make_language_model
+from tests.export.language_models import CLASSES, HAS_LLAMA_CPP, SIZES, make_language_model
 
 transformers = pytest.importorskip("transformers", reason="transformers makes the models that are imported")
-needs_llama = pytest.mark.skipif(
-    util.find_spec("xllamacpp") is None or util.find_spec("gguf") is None, reason="the extra llamacpp is not installed"
-)
+needs_llama = pytest.mark.skipif(not HAS_LLAMA_CPP, reason="the extra llamacpp is not installed")
 TORCH = GenerateOptions(artifact="torch", max_tokens=32, sampling=Sampling(temperature=0))
 IDS = torch.arange(40).reshape(2, 20) * 7 % 400
 BYTE_LEVEL = [kind for kind in CLASSES if kind != "llama2"]

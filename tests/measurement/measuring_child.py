@@ -46,6 +46,11 @@ class Recorder(Progress):
         self.messages.append(text)
 
 
+class Interrupting(Progress):
+    def advance(self, amount: int = 1, **fields: float) -> None:
+        raise KeyboardInterrupt
+
+
 def run_as(monkeypatch: pytest.MonkeyPatch, bundle: Path, program: str, **changes: object) -> list[Row]:
     """Return the rows if the worker runs ``program`` instead of measuring."""
     monkeypatch.setattr(worker, "worker_command", lambda: [sys.executable, "-c", program])

@@ -16,7 +16,7 @@ from edgeformer.measurement import artifact as artifact_module
 from edgeformer.measurement.artifact import Item, MeasureJob, Start, check_artifact, measure_artifact, row_of
 from edgeformer.measurement.trackers import summarise
 from edgeformer.system.worker import End
-from tests.measurement.measuring_child import RULES, Recorder, make_spec, reasons, run_as, states
+from tests.measurement.measuring_child import RULES, Interrupting, Recorder, make_spec, reasons, run_as, states
 from tests.runtimes.tiny_bundle import write_bundle
 from tests.web.browser import LANGUAGE
 
@@ -167,13 +167,9 @@ def test_two_workers_without_a_row_are_the_last(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_an_interrupt_ends_the_worker(bundle: Path) -> None:
-    class Impatient(Progress):
-        def advance(self, amount: int = 1, **fields: float) -> None:
-            raise KeyboardInterrupt
-
     earlier = {child.pid for child in psutil.Process().children()}
     with pytest.raises(KeyboardInterrupt):
-        measure_artifact(make_spec(bundle), Impatient())
+        measure_artifact(make_spec(bundle), Interrupting())
     assert {child.pid for child in psutil.Process().children()} <= earlier
 
 

@@ -28,7 +28,7 @@ from edgeformer.runtimes.tensorrt import engine as engine_builder
 from edgeformer.runtimes.tensorrt.engine import BuiltEngine, axis_sizes, build_engine, graph_bytes, why_engine_rejected
 from edgeformer.tasks.scoring import max_batch_rows
 from tests.conftest import OLD_FORMAT
-from tests.measurement.measuring_child import Recorder
+from tests.measurement.measuring_child import Interrupting, Recorder
 from tests.runtimes.tiny_bundle import parsed
 
 needs_rtx = pytest.mark.skipif(util.find_spec("tensorrt_rtx") is None, reason="the extra rtx is not installed")
@@ -107,13 +107,9 @@ class TestRealEngine:
         assert progress.advanced > 0 and "of weights" in progress.messages[-1]
 
     def test_nothing_is_printed_and_an_exception_cancels_the_build(self, tmp_path, capfd):
-        class Stopping(Progress):
-            def advance(self, amount: int = 1, **fields: float) -> None:
-                raise KeyboardInterrupt
-
         small = small_graph(tmp_path / "small.onnx")
         with pytest.raises(KeyboardInterrupt):
-            build_engine(small, tmp_path / "small.engine", TARGET, job(progress=Stopping()))
+            build_engine(small, tmp_path / "small.engine", TARGET, job(progress=Interrupting()))
         assert not list(tmp_path.glob("*.engine*"))
         assert build_engine(small, tmp_path / "small.engine", TARGET, job()).reason is None
         assert capfd.readouterr() == ("", "")
@@ -149,8 +145,6 @@ class TestRealEngine:
 
 @needs_rtx
 class TestBuilder:
-    """Engines of the committed runs' graphs."""
-
     @pytest.mark.slow
     def test_step_and_decode_engines(self, tmp_path: Path) -> None:
         folder = shutil.copytree(OLD_FORMAT / "language-v1" / "bundle", tmp_path / "bundle")

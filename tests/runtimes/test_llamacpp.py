@@ -4,7 +4,6 @@ import io
 import shutil
 from contextlib import closing
 from dataclasses import replace
-from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ from edgeformer.runtimes.llamacpp import library as llama_library
 from edgeformer.runtimes.llamacpp.builder import GGUFBuilder, write_gguf
 from edgeformer.runtimes.onnxruntime.providers import CPU
 from edgeformer.runtimes.runtime import BuildJob, Target
+from tests.export.language_models import HAS_LLAMA_CPP
 from tests.export.language_run import POSITIONS, language_recipe, write_language_run
 from tests.measurement.measuring_child import RULES
 
-HAS_LLAMA_CPP = util.find_spec("xllamacpp") is not None and util.find_spec("gguf") is not None
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_LLAMA_CPP, reason="the extra llamacpp is not installed")]
 
 SIZES: dict[str, Any] = {
@@ -88,14 +87,11 @@ def written(folder: Path, **changes: Any) -> tuple[torch.nn.Module, Path]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"tied": False, "head_size": 32},
-        {"iterations": 1, "exits": []},
-        {"iterations": 1, "exits": [], "qkv_bias": True},
-        {"iterations": 1, "exits": [], "qk_norm": True},
+        {}, {"tied": False, "head_size": 32}, {"iterations": 1, "exits": []},
+        {"iterations": 1, "exits": [], "qkv_bias": True}, {"iterations": 1, "exits": [], "qk_norm": True},
     ],
     ids=["looped", "looped, head of its own", "llama", "qwen2", "qwen3"],
-)
+)  # fmt: skip
 def test_llama_cpp_answers_as_torch_does(changes: dict[str, Any], tmp_path: Path) -> None:
     model, path = written(tmp_path / "run", **changes)
     if not changes:

@@ -256,7 +256,8 @@ def test_an_encoder_is_computed_with_fused_rotations(finished_run: Path) -> None
     ("changes", "rewritten"),
     [
         ({}, 1), ({"kind": "float16"}, 1), ({"table": (3, 5, 4)}, 0), ({"shape": (2, 3, 1, 8)}, 0),
-        ({"table": (1, 4)}, 0), ({"joined": 2}, 0), ({"look_alike": "the same products"}, 0), ({"look_alike": "another x"}, 0),
+        ({"table": (1, 4)}, 0), ({"joined": 2}, 0), ({"look_alike": "the same products"}, 0),
+        ({"look_alike": "another x"}, 0),
     ],
     ids=str,
 )  # fmt: skip

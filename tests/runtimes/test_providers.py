@@ -82,16 +82,14 @@ def test_every_provider_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("card", "built_in", "plugin", "provider"),
     [
-        (None, [CUDA], WORKING, "CPU"),
-        (RTX_4050, [CUDA], WORKING, "NvTensorRTRTX"),
-        (RTX_4050, [CUDA], RtxPlugin((), "no"), "CUDA"),
-        (RTX_4050, [], RtxPlugin((), "no"), "CPU"),
+        (None, [CUDA], WORKING, "CPU"), (RTX_4050, [CUDA], WORKING, "NvTensorRTRTX"),
+        (RTX_4050, [CUDA], RtxPlugin((), "no"), "CUDA"), (RTX_4050, [], RtxPlugin((), "no"), "CPU"),
         (("NVIDIA RTX4050 laptop", "8.9"), [CUDA], WORKING, "NvTensorRTRTX"),
         (("NVIDIA GeForce RTX 2080", "7.5"), [CUDA], WORKING, "CUDA"),
         (("NVIDIA H200", "9.0"), [CUDA, TENSORRT], WORKING, "CUDA"),
         (("NVIDIA H200", "9.0"), [TENSORRT], RtxPlugin(), "CPU"),
     ],
-)
+)  # fmt: skip
 def test_the_default_provider(card, built_in, plugin, provider, monkeypatch):
     cards = [nvidia.Gpu(0, card[0], "GPU-1", 6 * 2**30, card[1])] if card else []
     monkeypatch.setattr(nvidia, "gpus", lambda: cards)

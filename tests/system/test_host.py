@@ -127,11 +127,9 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
     ("kind", "state", "reasons"),
     [
         ("thermal-cpufreq-0", "2", ["thermal-cpufreq-0 is at step 2 of 3, because of heat"]),
-        ("thermal-cpufreq-0", "0", []),
-        ("pwm-fan", "3", []),
-        ("intel_powerclamp", "-1", []),
+        ("thermal-cpufreq-0", "0", []), ("pwm-fan", "3", []), ("intel_powerclamp", "-1", []),
     ],
-)
+)  # fmt: skip
 def test_a_cooled_processor_is_seen(tmp_path: Path, kind: str, state: str, reasons: list[str]) -> None:
     folder = "sys/class/thermal/cooling_device0"
     root = write_files(tmp_path, {f"{folder}/type": kind, f"{folder}/cur_state": state, f"{folder}/max_state": "3"})
