@@ -119,7 +119,7 @@ def test_int8_engines_keep_what_their_task_scores(bundle: Path) -> None:
     assert engines["int8"].parity.top1_agreement is not None and engines["int8"].parity.top1_agreement > 0.9
 
 
-def test_a_language_model_writes_with_engines_what_graphs_write(finished_language_run: Path, tmp_path: Path) -> None:
+def test_a_language_model_writes_with_its_engines_what_its_graphs_write(finished_language_run, tmp_path):
     """The step engines and the decode engine, whose caches stay on the card; the first call has an empty cache."""
     shutil.copytree(finished_language_run, tmp_path / "run")
     bundle, roles = tmp_path / "run" / "bundle", {"step", "decode"}
