@@ -230,6 +230,17 @@ def test_messages_show_little_data(tmp_path: Path) -> None:
     assert "b.csv, line 2: not CP1252 text (byte 2 of the line is 0x81)" in message
 
 
+@pytest.mark.data
+def test_public_files_as_people_have_them(data_folder: Path) -> None:
+    own = data_folder / "own"
+    if not own.is_dir():
+        pytest.skip(f"{own} is not here")
+    message = failure(own / "sms_spam_cp1252.csv", text="v2", label="v1")
+    assert "it is likely cp1252, which reads '" in message and "£1.50" in message and "Ł1.50" in message
+    german = detect_columns(own / "gnad_1028_single_quotes.csv", Columns())
+    assert (german.source.quote, german.rows, len(german.labels), german.labels["Etat"]) == ("'", 1028, 9, 67)
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.txt", "a.csv.gz"])
 def test_text_formats_in_every_encoding(tmp_path: Path, name: str) -> None:
     line = json.dumps({"text": GERMAN, "label": "a"}, ensure_ascii=False)
