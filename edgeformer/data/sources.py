@@ -411,7 +411,10 @@ def label_columns(labels: Sequence[str]) -> Sequence[str]:
 def imported_parts(
     folder: Path, *, scored: bool, labels: Sequence[str] = LABEL_COLUMNS, like: Source | None = None
 ) -> tuple[dict[str, tuple[Source, ...]], list[str]]:
-    """Return a folder's files as parts of an imported model, and notes; see :func:`imported_data`. Raises DataError."""
+    """Return the files of a folder as parts of an imported model (``scored``: pairs), and notes. Raises DataError.
+
+    ``labels``: possible names of the label column. ``like``: :data:`SPANS` for texts with spans.
+    """
     suffixes = _TEXT_SUFFIXES if scored else _SPAN_SUFFIXES if isinstance(like, SpanSource) else _TABLE_SUFFIXES
     files, notes = _part_files(folder, _IMPORTED_PARTS, suffixes, {})
     parts: dict[str, tuple[Source, ...]] = {}

@@ -126,7 +126,10 @@ def make_sets(config: DataConfig, names: Sequence[str], parts: dict[str, Labelle
 
 
 def cut_stream(config: DataConfig, texts: Iterable[tuple[Text, int]]) -> NDArray[np.int8]:
-    """Return the set of each row of a streamed split: 0 training, 1 validation, 2 test, −1 none. Raises DataError."""
+    """Return the set of each row of a streamed ``stratified`` split: 0 training, 1 validation, 2 test, −1 none.
+
+    ``texts``: the texts of the pool with their labels; each takes 16 bytes. Raises DataError.
+    """
     keys = ((comparison_key(text if config.labels else text_parts(text)[0]), label) for text, label in texts)
     facts = np.fromiter(
         ((label, content_hash(key.encode())) for key, label in keys), dtype=[("label", np.int64), ("text", np.uint64)]

@@ -126,7 +126,10 @@ def load_language_tokenizer(
 def _load(
     config: TokenizerConfig, vocab_size: int, trained: Tokenizer | None, *, is_padded: bool = False
 ) -> tuple[Tokenizer, str]:
-    """Return a tokenizer of the model's size, perhaps ``trained`` for this run, without padding, and its name."""
+    """Return a tokenizer of the model's size, without truncation and padding, and its name for messages.
+
+    ``trained``: the tokenizer, if it was trained for this run. ``is_padded``: the model may have more rows than tokens.
+    """
     if isinstance(config, FileTokenizer):
         tokenizer, name = tokenizer_from_file(Path(config.path)), config.path
     elif isinstance(config, HubTokenizer):

@@ -99,7 +99,10 @@ class ComparedFamily(Frozen):
 
 
 def compare_families(data: Path, options: DraftOptions, progress: Progress = SILENT) -> tuple[ComparedFamily, ...]:
-    """Train a linear model and a small encoder on up to 2,000 rows, the better first. Raises MissingDependencyError."""
+    """Train a linear model and a small encoder on at most 2,000 rows of a file of labelled texts, the better one first.
+
+    The smaller one goes before an equal one. Raises MissingDependencyError: training is not installed.
+    """
     with needs_extra("train", "init without --model, which compares two models"):
         from edgeformer.training.train import TrainOptions, train
     compared = []

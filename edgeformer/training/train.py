@@ -422,7 +422,10 @@ class RunRecord:
             run_lock.enter_context(lock_folder(self.folder, "is being trained"))
 
     def resume(self, folder: Path, progress: Progress) -> None:
-        """Restore a resumed run. Raises InputError: data, tokenizer or precision changed; ArtifactError: damaged."""
+        """Restore the state of a resumed run.
+
+        Raises InputError if data, tokenizer or precision have changed, ArtifactError if its checkpoints are damaged.
+        """
         self.folder, self.loop.checkpoints = folder, Checkpoints(folder)
         count, precision = self.loop.processes.count, self.loop.processes.precision
         with self.loop.processes.failing_together():

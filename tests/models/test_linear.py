@@ -88,8 +88,7 @@ def test_look_up_finds_stored_ngrams_only() -> None:
     table = NgramTable.build(residues[:, 0].numpy().astype(np.int64))
     assert len(table.fingerprints) <= 1.2 * len(pairs)
     model = LinearClassifier(LinearConfig(kind="linear", ngrams=(2, 2), slots=len(table.fingerprints)), 2, 1)
-    model.displacements.copy_(torch.from_numpy(table.displacements[:, None]))
-    model.fingerprints.copy_(torch.from_numpy(table.fingerprints[:, None]))
+    model.fill(table)
     slots, is_stored = model.look_up(*model.residues(pairs, None))
     # Of every row of two tokens, the pair at the first position; the second one starts with the last token.
     assert is_stored[:, 0].all() and len(slots[:, 0].unique()) == len(pairs) and not is_stored[:, 1].any()

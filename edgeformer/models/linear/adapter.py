@@ -74,8 +74,7 @@ class LinearAdapter(FittedAdapter):
         table = NgramTable.build(np.stack([stored // place % _BASE for place in _PLACES], axis=1))
         recipe = recipe.model_copy(update={"model": config.model_copy(update={"slots": len(table.fingerprints)})})
         sized_model = self.build(recipe)
-        sized_model.displacements.copy_(torch.from_numpy(table.displacements[:, None]))
-        sized_model.fingerprints.copy_(torch.from_numpy(table.fingerprints[:, None]))
+        sized_model.fill(table)
         return recipe, sized_model
 
     def fit(

@@ -118,6 +118,11 @@ class LinearClassifier(nn.Module):
         fingerprint = F.embedding(slots, self.fingerprints)[..., 0].int()
         return slots, is_real & (fingerprint == second % _FINGERPRINTS)
 
+    def fill(self, table: NgramTable) -> None:
+        """Store the hash function of a table with as many rows."""
+        self.displacements.copy_(torch.from_numpy(table.displacements[:, None]))
+        self.fingerprints.copy_(torch.from_numpy(table.fingerprints[:, None]))
+
 
 @dataclass(frozen=True)
 class NgramTable:

@@ -103,7 +103,7 @@ class DisentangledInputs(BucketInputs):
 def disentangled_scores(
     attention: Any, query: Tensor, key: Tensor, distances: tuple[Tensor, Tensor], mask: Tensor | None, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Return the scores [B, H, S, S] of content with distances and reversely (DeBERTa, equation 4), plus the mask.
+    """Return the scores of content with distances and of distances with content (DeBERTa, equation 4), plus the mask.
 
     Args:
         attention: its projections ``query`` and ``key`` serve vectors of distances, too.
@@ -111,6 +111,9 @@ def disentangled_scores(
         distances: vectors [1, R, d], and the row of every pair of tokens, int64 [S, S].
         mask: [B, 1, 1, S].
         scale: factor on the scores; operands are multiplied by it, so that products do not overflow FP16.
+
+    Returns:
+        [B, H, S, S]
     """
     vectors, rows = distances
     heads, size = query.shape[1], query.shape[3]

@@ -95,7 +95,10 @@ class CachedOutputs:
 class FrozenStart:
     """The start of a training whose encoder does not change: ``cache`` keeps its vectors, and its head is fitted.
 
-    ``model``: a PretrainedEncoder with initial weights and a head. ``device``: where the vectors are computed.
+    Args:
+        model: a :class:`~edgeformer.models.pretrained.model.PretrainedEncoder` with initial weights and a head.
+        recipe, prepared: what it is trained on.
+        device: where the vectors are computed.
     """
 
     def __init__(
@@ -187,8 +190,12 @@ def fit_logistic(
 ) -> Tensor:  # fmt: skip
     """Minimise Σ cross-entropy + ‖weights‖² / 2C with L-BFGS, as scikit-learn does; return weights and bias [C, d + 1].
 
-    ``features`` [n, d]; ``labels``: classes [n], of which rows without a label do not count, or 0 and 1 [n, classes]
-    for a binary cross-entropy of each label; ``strength``: C; ``start``: weights and bias, None: zeros.
+    Args:
+        features: [n, d].
+        labels: classes [n], of which rows without a label do not count; or 0 and 1 [n, classes] for a binary
+            cross-entropy of each label.
+        strength: C.
+        start: weights and bias; None: zeros.
     """
     is_single, inputs = labels.ndim == 1, torch.from_numpy(features)
     targets = torch.from_numpy(labels)

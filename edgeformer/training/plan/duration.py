@@ -151,8 +151,9 @@ def planned_data(
 ) -> PlannedData:
     """Determine the length of a training from its data, or from ``data.expected_rows`` if the data is not read.
 
-    ``cache``: folder of encoded data, for the process that times steps. ``logits_cache``: folder of teachers' logits;
-    None: the teacher's time is not predicted.
+    Args:
+        cache: folder of encoded data, for the process that times steps.
+        logits_cache: folder of teachers' logits; None: the teacher's time is not predicted.
     """
     # 1. Read the data, if that is quick
     data, training, epochs, task = recipe.data, recipe.training, recipe.training.epochs, get_task(recipe.task)
