@@ -223,7 +223,10 @@ class TextRows(Rows):
 def paragraph_rows(
     encoded: Encoded, words: int, boundary: int, sequence_length: int, begin: Sequence[int] | None = None
 ) -> TextRows:
-    """Make a row of each paragraph: ``begin`` (None: boundary), tokens, boundary, cut to ``sequence_length`` + 1."""
+    """Make one row per paragraph: ``begin`` (None: boundary), tokens, boundary.
+
+    Rows are cut to ``sequence_length`` + 1 tokens (as ``words``).
+    """
     begin = (boundary,) if begin is None else begin
     sizes = np.minimum(encoded.lengths + len(begin) + 1, sequence_length + 1)
     offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

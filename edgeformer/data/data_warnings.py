@@ -29,7 +29,10 @@ def empty_texts(part: str, rows: int, places: Sequence[str] = ()) -> list[DataFi
 def load_with_findings(
     config: DataConfig, names: Iterable[str] | None = None
 ) -> tuple[dict[str, LabelledTexts], list[DataFinding]]:
-    """Read parts with warnings; without ``names`` all, with repetitions in the training parts. Raises DataError."""
+    """Read parts of the config, with warnings; without ``names`` all, with repetitions in the training parts.
+
+    Raises DataError.
+    """
     parts: dict[str, LabelledTexts] = {}
     findings: list[DataFinding] = []
     for part in config.parts if names is None else names:

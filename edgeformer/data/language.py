@@ -24,7 +24,10 @@ from edgeformer.data.tokenization import load_language_tokenizer
 def prepare_text(
     config: TextConfig, tokenizer_config: TokenizerConfig, vocab_size: int, cache: Path, progress: Progress = SILENT
 ) -> Prepared[TextRows]:
-    """Read and encode a recipe's parts, as :func:`~edgeformer.data.prepare.prepare`; each needs a long paragraph."""
+    """Read and encode the parts of a recipe, and count the overlap of the other sets with the training set.
+
+    Arguments and errors are those of :func:`~edgeformer.data.prepare.prepare`; a part needs a long paragraph.
+    """
     # 1. Read the texts
     tests = [part for part in config.parts if part not in ("train", "validation")]
     texts: dict[str, list[str]] = {}

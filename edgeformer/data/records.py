@@ -100,7 +100,10 @@ def as_text(file: Any, encoding: str | None) -> TextIO:
 
 @contextmanager
 def open_data_file(path: Path, encoding: str | None = None) -> Iterator[TextIO]:
-    """Open a file as text (:func:`as_text`), unpacked by its suffix. Raises DataError: unreadable, broken or a bomb."""
+    """Open a file as text (:func:`as_text`), unpacked by its suffix.
+
+    Raises DataError for a file that cannot be read, a broken archive or a bomb.
+    """
     try:
         with path.open("rb", buffering=_SAMPLE_CHARACTERS) as file:
             is_packed = path.suffix.lower() in COMPRESSIONS

@@ -409,7 +409,10 @@ def in_pieces(items: Iterable[T], size_of: Callable[[T], int], most_items: int, 
 
 
 def query_numbers(texts: Sequence[Text]) -> NDArray[np.int64] | None:
-    """Number the queries of pairs, int64 [n]; None: no pairs, or fewer than half share their first text."""
+    """Number the queries of pairs of query and document, int64 [n]; None: the texts are no such pairs.
+
+    They are if at least half of the pairs share their first text with another pair.
+    """
     if not texts or any(isinstance(text, str) for text in texts):
         return None
     numbers: dict[str, int] = {}

@@ -114,7 +114,10 @@ def default_source() -> str | None:
 
 
 def find_folder(name: str) -> Path:
-    """Return the folder of that name, of :data:`MINILM` or of the hub; its code never runs. Raises EdgeformerError."""
+    """Return the folder of that name, that of :data:`MINILM`, or the hub's copy; no code of any of them runs.
+
+    Raises EdgeformerError: no such folder, the hub does not have it, or a package is missing or damaged.
+    """
     path = Path(name)
     try:
         if path.is_dir():
@@ -151,7 +154,10 @@ def find_folder(name: str) -> Path:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' reports and progress bars. Raises MissingDependencyError: it is not installed."""
+    """Silence the reports and progress bars of transformers, for instance about fresh heads.
+
+    Raises MissingDependencyError: it is not installed.
+    """
     with needs_extra("hf", "a pretrained encoder"):
         logging: Any = import_module("transformers.utils.logging")
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

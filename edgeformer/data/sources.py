@@ -64,7 +64,10 @@ SPANS = SpanSource(kind="file", path="")  # source that files of texts with span
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a file that the user names, and its layout (None: detected). Raises InputError: an unknown value."""
+    """Columns of a file that the user names (None: found by name), and its layout (None: detected).
+
+    Raises InputError: an unknown encoding, delimiter or quote.
+    """
 
     text: str | None = None  # a column, or several with commas
     text_pair: str | None = None
@@ -280,7 +283,10 @@ def replacement_source(
     path: Path, parts: Mapping[str, Sequence[Source]], columns: Columns | None = None, *, labelled: bool = True,
     single: bool = False, labels: Sequence[str] = LABEL_COLUMNS,
 ) -> FileSource:  # fmt: skip
-    """Return a source for a file in place of a model's data, pairs only if that has some; ``labels``: label columns."""
+    """Return a source for a file that replaces a model's own data; pairs only if that data has pairs.
+
+    ``labels``: possible names of the label column.
+    """
     user_columns = columns or Columns()
     sources = [source for part in parts.values() for source in part]
     if single:

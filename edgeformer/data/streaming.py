@@ -44,7 +44,10 @@ Encode = Callable[[Tokenizer, Iterator[LabelledTexts], dict[str, Any]], Iterator
 
 @dataclass(frozen=True)
 class Stream:
-    """The texts of a training set; ``check`` takes the rows of each class, and raises DataError if they are too few."""
+    """The texts of a training set.
+
+    ``check`` takes the rows of each class, and raises DataError if they do not suffice for training.
+    """
 
     sources: Sequence[Source]  # that ``pairs`` reads; empty: the texts are in memory
     settings: Mapping[str, object]  # that also determine what ``pairs`` yields

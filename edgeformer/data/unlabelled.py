@@ -50,7 +50,10 @@ class Reading:
 
 @contextlib.contextmanager
 def unlabelled(path: Path | None, stdin: BinaryIO, how: Reading) -> Iterator[Unlabelled]:
-    """Open the texts of a file, or of standard input (``path`` None), a line each. Raises DataError, InputError."""
+    """Open the texts of a file or of standard input (``path`` None). Every line of plain text is a text.
+
+    Raises DataError: no such file, or none of its columns can be the text; InputError: conflicting options.
+    """
     if path is None and how.format not in (None, _PLAIN):
         with tempfile.TemporaryDirectory() as folder:
             copied = Path(folder) / f"standard-input.{how.format}"

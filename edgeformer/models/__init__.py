@@ -58,7 +58,10 @@ class ModelSpec(ABC):
         return adapter
 
     def complete(self, document: dict[str, Any]) -> None:  # noqa: B027 - most models need no completion
-        """Fill in keys of an unvalidated recipe, in place, by the model's files. Raises InputError or ArtifactError."""
+        """Fill in, in place, keys of a recipe, not validated yet, that follow from the model's files.
+
+        Raises InputError or ArtifactError if a file is missing or unusable.
+        """
 
     def serves(self, task: Task) -> bool:
         """Return whether the model does a task: one of ``tasks``, or a task that extends one of them."""

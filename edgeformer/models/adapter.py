@@ -47,7 +47,10 @@ class ModelAdapter(ABC):
         return recipe
 
     def start(self, model: Any, recipe: Any) -> tuple[str, ...]:
-        """Load pretrained weights, if any; return the names that stay fresh. Raises InputError or ArtifactError."""
+        """Load pretrained weights into a new model, if the recipe names some; return the names that stay fresh.
+
+        Raises InputError or ArtifactError if the weights are missing or do not fit.
+        """
         return ()
 
     def learning(self, model: Any, training: TrainingConfig) -> Iterator[ParameterSettings]:
@@ -56,7 +59,10 @@ class ModelAdapter(ABC):
             yield ParameterSettings(parameter, decays=parameter.ndim >= 2)
 
     def loss(self, model: Any, recipe: Any, prepared: Prepared | None) -> Loss:
-        """Return the loss, by default a classifier's, and set the model up; ``prepared``: None to plan memory."""
+        """Return the training loss, by default a classifier's, and apply settings that change the model's training.
+
+        ``prepared`` is None if memory is planned without data.
+        """
         return classification_loss(recipe, prepared)
 
     def scorer(self, model: Any) -> Any:
@@ -90,7 +96,10 @@ class ModelAdapter(ABC):
         return model
 
     def causality(self, model: Any, seed: int = 0) -> Causality | None:
-        """Probe whether outputs depend on later tokens; None: bidirectional. Raises ValueError: they depend on none."""
+        """Probe whether outputs depend on later tokens; None for a bidirectional model.
+
+        Raises ValueError if the probe is blind because no output depends on any token.
+        """
         return None
 
     def decoder(self, model: Any) -> Any:

@@ -53,7 +53,11 @@ def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a safetensors file into ``model``, in evaluation mode. Raises ArtifactError: damaged, or other tensors."""
+    """Load a safetensors file into ``model`` and set evaluation mode.
+
+    Raises:
+        ArtifactError: the file is damaged, or its tensors are not the model's.
+    """
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -97,7 +97,10 @@ def pairs_score(vectors: Floats, scores: NDArray[np.int64], data: Any = None) ->
 
 
 def vector_parity(vectors: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
-    """Compare vectors [n, d] with torch FP32's; top-1 agreement: share of rows whose nearest row stays the same."""
+    """Compare vectors [n, d] with those of torch FP32.
+
+    Top-1 agreement is the share of rows whose nearest other row of the reference stays the same.
+    """
     unit_reference = unit_rows(reference)
     nearest_rows = []
     for rows in (vectors, reference):
@@ -148,7 +151,10 @@ def quantize_vectors(vectors: NDArray[np.float32], kind: VectorKind) -> NDArray[
 
 
 def stored_units(vectors: NDArray[np.float32], kind: VectorKind) -> Float64s:
-    """Return vectors [n, d] as a search compares them: quantised, of length 1; bits are −1 and 1."""
+    """Return vectors [n, d] as a search compares them: quantised, of length 1; bits are −1 and 1.
+
+    The cosine of two binary vectors is 1 − 2 · Hamming distance / d.
+    """
     return unit_rows(np.where(vectors > 0, 1.0, -1.0) if kind == "binary" else quantize_vectors(vectors, kind))
 
 

@@ -117,7 +117,10 @@ class RowsMeter(Meter):
 
 
 def token_losses(logits: Floats, targets: NDArray[np.integer]) -> Float64s:
-    """Return −log p(target) in nats, float64 [n], of logits [n, V]. Raises ValueError: a target is not in 0…V−1."""
+    """Return −log p(target) of every row or token in nats, float64 [n]; logits [n, V], targets [n].
+
+    Raises ValueError: a target is not in 0…V−1.
+    """
     if len(targets) and not 0 <= targets.min() <= targets.max() < logits.shape[1]:
         raise ValueError(f"targets must be in 0…{logits.shape[1] - 1}; leave out what is not predicted")
     losses = np.empty(len(targets), dtype=np.float64)

@@ -104,7 +104,10 @@ def ranking_scores(scores: Float64s, relevance: Float64s, queries: Int64s) -> tu
 
 
 def score(logits: Floats, labels: Int64s, data: Any) -> RegressionScore:
-    """Score outputs [n, 1] against millionths [n], or [n, 2] with each row's query. Raises ValueError: n is 0."""
+    """Score outputs [n, 1] against numbers in millionths [n], or [n, 2] with the number of each row's query.
+
+    Raises ValueError: n is 0.
+    """
     if not len(labels):
         raise ValueError("cannot score an empty set")
     scores = scores_of(logits, data.activation)
@@ -127,7 +130,10 @@ def score(logits: Floats, labels: Int64s, data: Any) -> RegressionScore:
 
 
 def score_parity(logits: Floats, reference: Floats, precision: Precision, provider: str) -> Parity:
-    """Compare outputs [n, 1] with torch FP32's; top-1 agreement: share of rows in the reference's order."""
+    """Compare outputs [n, 1] with those of torch FP32.
+
+    Top-1 agreement is the share of rows that do not rank below the row before them in the reference's order.
+    """
     order = np.argsort(reference[:, 0], kind="stable")
     agrees = np.diff(logits[order, 0], prepend=-np.inf) >= 0
     return as_parity(np.abs(logits - reference), float(reference.std()), agrees, precision, provider)

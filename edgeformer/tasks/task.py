@@ -131,7 +131,10 @@ class Scorer(Protocol):
     exit_schedule: ClassVar[EarlyExit | None] = None  # early-exit thresholds of the task's paper
 
     def meter(self, exits: Sequence[int] = (), records: ExitRecords | None = None, data: Any = None) -> Meter:
-        """Return a meter of the outputs after the ``exits`` (empty: one output); ``records`` receives all answers."""
+        """Return a new meter of the outputs after the loops ``exits``, ascending; empty: one output.
+
+        ``records`` receives every answer at every exit, for early exit.
+        """
 
     def row_answers(self, outputs: Arrays, batch: Arrays, data: Any) -> Array:
         """Return the input of :meth:`row_figures` from one call: logits [B, …], or the summed loss of each row [B]."""
@@ -321,7 +324,10 @@ class RowSource(Task):
 
     @abstractmethod
     def file_texts(self, data: Any, path: Path, columns: Columns | None = None, /) -> LabelledTexts:
-        """Read a file, with the labels of ``data``, not encoded; ``columns``: None: detect them. Raises DataError."""
+        """Read a file without encoding it, with the labels of ``data``; ``columns``: None: detect them.
+
+        Raises as :meth:`set_texts`.
+        """
 
     @abstractmethod
     def sampled_rows(self, texts: LabelledTexts, max_rows: int, max_words: int, /) -> NDArray[np.int64]:
@@ -329,7 +335,10 @@ class RowSource(Task):
 
     @abstractmethod
     def reader(self, tokenizer: Any, data: Any, vocabulary: int, described: ReadConfig = dict, /) -> TextReader:
-        """Load a tokenizer file, or that of a recipe; ``described`` reads tokenizer_config.json. Raises DataError."""
+        """Load a tokenizer file (a path), or the tokenizer of a recipe. Raises DataError.
+
+        ``described`` reads its tokenizer_config.json.
+        """
 
     @abstractmethod
     def encode_rows(self, data: Any, reader: TextReader, texts: LabelledTexts, *, as_trained: bool = False) -> Any:

@@ -87,7 +87,10 @@ class OutputError:
 
 
 def measure_error(name: str, output: Array, reference: Array) -> OutputError:
-    """Compare an output with its reference; where that is not finite (a mask of −∞), both must be equal."""
+    """Compare one output with its reference of the same shape.
+
+    Where the reference is not finite (a mask of −∞), the output must be equal.
+    """
     if reference.dtype.kind not in "f":
         share = float((output != reference).mean()) if reference.size else 0.0
         return OutputError(name, share, share, 1.0 - share, share, share)

@@ -128,7 +128,11 @@ def compare_families(data: Path, options: DraftOptions, progress: Progress = SIL
 
 
 def draft(data: Path, options: DraftOptions, progress: Progress = SILENT) -> Draft:
-    """Write a recipe for a file of texts with labels. Raises InputError, after which nothing was written."""
+    """Write a recipe for a file of texts with labels.
+
+    Raises:
+        InputError: the recipe exists already, its name is invalid, or the data cannot be used; nothing was written.
+    """
     # 1. Check names
     stem = _stem(data)
     out = options.out or Path(f"{stem}.yaml")
@@ -281,7 +285,10 @@ def linear_model(labels: int) -> dict[str, Any]:
 
 
 def encoder_training(rows: int, select_by: str, *, is_pretrained: bool) -> dict[str, Any]:
-    """Return the training section of an encoder for so many rows: a pretrained one needs more epochs on small sets."""
+    """Return the training section of an encoder for that many training rows.
+
+    For a pretrained one, small sets of many labels need 10 to 20 epochs; the validation score decides when it ends.
+    """
     is_large = rows >= _LARGE_ROWS and not is_pretrained
     epochs, fewest, most = (80_000 / rows, 2, 20) if is_pretrained else (100_000 / rows, 4, 30)
     optimizer = {"lr": 6e-4, "weight_decay": 0.1} if is_large else {"lr": 1e-3, "weight_decay": 0.05}

@@ -156,7 +156,10 @@ class KeyValueCache:
 
 
 class CachedModel:
-    """Incremental decoding, loop by loop, of texts of one length; :mod:`edgeformer.runtimes.decoder` drives it."""
+    """Incremental decoding, loop by loop, of one text or several of the same length, by a model in evaluation mode.
+
+    :mod:`edgeformer.runtimes.decoder` decides which tokens pass which loop when.
+    """
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -78,7 +78,10 @@ def initialize_weights(model: nn.Module) -> None:
 
 
 def fp16_copy(model: M) -> M:
-    """Copy a model with FP16 matrices and biases; ``keeps_float32`` modules and buffers share ``model``'s float32."""
+    """Copy a model with its matrices and biases in FP16: half the bytes.
+
+    Modules with ``keeps_float32`` (norms), running statistics and rotary tables share their float32 with ``model``.
+    """
     exact_modules = (module for module in model.modules() if getattr(module, "keeps_float32", False))
     exact = {id(parameter) for module in exact_modules for parameter in module.parameters(recurse=False)}
     copies = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}

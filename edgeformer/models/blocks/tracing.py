@@ -105,7 +105,10 @@ def layer_spec(
     layer: nn.Module, arguments: Mapping[str, Tensor], axes: Mapping[str, Mapping[int, str]], outputs: Sequence[str],
     longest: Mapping[str, int], *constants: Any,
 ) -> GraphSpec:  # fmt: skip
-    """Return the spec of a layer with its weights as inputs behind ``arguments``; ``constants`` are no inputs."""
+    """Return the spec of a layer with its weights as inputs, after its ``arguments``: one trace serves all layers.
+
+    ``constants``: further arguments of the layer, which are no inputs of the graph.
+    """
     weights = {name: weight.detach() for name, weight in layer.named_parameters()}
     examples = {**arguments, **{name.replace(".", "_"): weight for name, weight in weights.items()}}
 

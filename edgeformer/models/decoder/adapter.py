@@ -171,7 +171,10 @@ class ExportedLayer(nn.Module):
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute causal attention without copies of shared heads: q [B, H, n, D], k and v [B, K, S, D] → [B, H, n, D]."""
+    """Compute causal attention for export, without copies of the keys and values that several heads share.
+
+    q [B, H, n, D] of the newest tokens, k and v [B, K, S, D] → [B, H, n, D].
+    """
     new, groups = q.shape[2], q.shape[1] // k.shape[1]
     hidden = torch.ones(new, k.shape[2], dtype=torch.bool).tril(k.shape[2] - new).logical_not()
     mask = hidden.to(q.dtype) * MASKED

@@ -131,7 +131,10 @@ class DecoderModel(LanguageModel):
         return self.embed(input_ids), lambda h, loop: self.iterate(h, cos, sin, mask)
 
     def gguf_contents(self) -> tuple[str, dict[str, Any], dict[str, NDArray[np.float32]]]:
-        """Return llama.cpp's architecture, metadata and arrays, shared layers once. Raises EdgeformerError for none."""
+        """Return llama.cpp's architecture, its metadata (key → number), and name → array; shared layers are there once.
+
+        Raises EdgeformerError if llama.cpp has no architecture for the model.
+        """
         # 1. Choose the architecture
         config = self.config
         extras = [name for name, is_set in (("qk_norm", config.qk_norm), ("qkv_bias", config.qkv_bias)) if is_set]

@@ -153,7 +153,10 @@ class EncoderClassifier(nn.Module):
 
 
 def exported_form(model: EncoderClassifier) -> EncoderClassifier:
-    """Return a model of fewer, cheaper operators that shares all parameters but reordered ``qkv`` and split ``w12``."""
+    """Return a model that computes the same in fewer and cheaper operators; ``model`` is not changed.
+
+    It shares all parameters but ``qkv`` of every layer, whose rows are reordered, and ``w12``, which is split.
+    """
     exported = sharing_copy(model)
     layer: Any
     for layer in exported.layers:

@@ -141,7 +141,10 @@ class NgramTable:
 
     @classmethod
     def _place(cls, residues: NDArray[np.int64], slots: int) -> NgramTable | None:
-        """Place n-grams in ``slots`` rows, groups that cannot move first, then the largest; None: no free rows."""
+        """Place the n-grams in ``slots`` rows, the largest groups first; None: a group finds no free rows.
+
+        Groups with an n-gram that no displacement moves come before all others.
+        """
         groups = max(1, slots // _ROWS_PER_DISPLACEMENT)
         first, second, third, fourth = residues.T
         group = (first * PRIMES[1] + second) % groups

@@ -427,7 +427,10 @@ class PretrainedEncoder(nn.Module):
     def every_exit(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        """Return the answers after every stage (only the last is trained), then the states, float32 [B, S, d]."""
+        """Return the answers after every stage through the only head, then the states, float32 [B, S, d].
+
+        Only the last exit is trained.
+        """
         _, states = self(input_ids, attention_mask, token_type_ids, states=True)
         return (*(self.readout(state, attention_mask) for state in states), *(state.float() for state in states))
 

@@ -185,7 +185,10 @@ class Checkpoints:
                 shutil.rmtree(folder)
 
     def find(self, report: Callable[[str], None]) -> tuple[Path, bool] | None:
-        """Return the newest undamaged state, and whether it has the best weights; None: none. Raises ArtifactError."""
+        """Return the newest undamaged state and whether it has the best weights; None if none was saved yet.
+
+        ``report`` receives a message about damaged states. Raises ArtifactError if all are damaged.
+        """
         problems: list[str] = []
         without_best: Path | None = None
         for folder in self._states():

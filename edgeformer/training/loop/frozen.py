@@ -119,7 +119,10 @@ class FrozenStart:
         """Predicted memory of :meth:`fit`: vectors, and logits, probabilities, targets and their temporary copies."""
 
     def fit(self, progress: Progress) -> None:
-        """Set the head's weights by labelled rows, at the best of :data:`STRENGTHS`. Raises InputError: too large."""
+        """Set the weights of the head: those of the value in :data:`STRENGTHS` that validates best.
+
+        Rows without a label are left out. Raises InputError if the vectors do not fit into memory.
+        """
         training, validation = self._recipe.training, self._prepared.validation
         free, source = host_free_bytes()
         if self.fit_bytes > free:

@@ -382,7 +382,10 @@ class Fit(Training):
 
 
 class MetricsLog:
-    """``metrics.jsonl`` and TensorBoard scalars; a resumed run rewrites the records after its checkpoint."""
+    """``metrics.jsonl``, one JSON object per record, and the same numbers as TensorBoard scalars.
+
+    A resumed run drops the records after its checkpoint, which ``position`` counts, and writes them again.
+    """
 
     def __init__(self, run: Path, position: Position) -> None:
         path, self._position = run / METRICS_FILE, position

@@ -88,7 +88,10 @@ class _Rows(torch.autograd.Function):
 
 
 def resolve_precision(requested: str, device_type: str) -> str:
-    """Resolve ``auto``: bf16 where the hardware multiplies in it, else fp32 (CPU) or fp16. Raises InputError."""
+    """Resolve ``auto`` to bf16 where the hardware multiplies in it, else to fp32 (CPU) or fp16 (CUDA).
+
+    Raises InputError for fp16 on a CPU (torch computes it hundreds of times slower than fp32).
+    """
     if requested == "fp16" and device_type == "cpu":
         raise InputError("training.precision: fp16 needs a CUDA card; use fp32, bf16 or auto on a CPU")
     if requested != "auto":
@@ -102,7 +105,10 @@ def resolve_precision(requested: str, device_type: str) -> str:
 def build_optimizer(
     model: nn.Module, config: OptimizerConfig, learning: Iterable[ParameterSettings] | None = None
 ) -> Optimizer:
-    """Build AdamW; without ``learning`` all parameters have one rate, and weight decay is on matrices only."""
+    """Build AdamW, with the fused kernels unless the recipe requests others.
+
+    Without ``learning``, all parameters have the same rate, and weight decay is on matrices only.
+    """
     if learning is None:
         learning = (ParameterSettings(parameter, decays=parameter.ndim >= 2) for parameter in model.parameters())
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {(1.0, True): [], (1.0, False): []}
@@ -141,7 +147,10 @@ def allocate_state(optimizer: Optimizer) -> None:
 def build_schedule(
     optimizer: Optimizer, config: Schedule, total_steps: int
 ) -> ReduceLROnPlateau | LambdaLR | OneCycleLR | None:
-    """Build the schedule; None: a constant rate. Only a plateau's steps by epoch, with the loss of validation."""
+    """Build the schedule of the learning rate; None: it is constant.
+
+    A plateau's schedule steps with the loss of each epoch's validation, the other ones after each optimizer step.
+    """
     if isinstance(config, PlateauSchedule):
         return ReduceLROnPlateau(optimizer, factor=config.factor, patience=config.patience)
     if isinstance(config, OneCycleSchedule):
