@@ -28,7 +28,7 @@ SPLITS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
 IGNORES_MERGES = frozenset({"llama-bpe"})
 """Splits with which llama.cpp takes a whole word that is a token without merging its parts."""
 
-_read = partial(json.loads, object_hook=lambda part: {key: part[key] for key in part if key != "trim_offsets"})
+_without_offsets = partial(json.loads, object_hook=lambda part: {k: v for k, v in part.items() if k != "trim_offsets"})
 """Read JSON without the key that changes offsets only."""
 
 
@@ -39,12 +39,12 @@ def split_name(document: Mapping[str, Any]) -> str | None:
     """
     if document["model"]["type"] != "BPE" or document.get("normalizer") not in (None, {"type": "NFC"}):
         return None
-    pre_tokenizer = _read(json.dumps(document["pre_tokenizer"]))
+    pre_tokenizer = _without_offsets(json.dumps(document["pre_tokenizer"]))
     for name, make in SPLITS.items():
         if bool(document["model"].get("ignore_merges")) != (name in IGNORES_MERGES):
             continue
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = make()
-        if _read(tokenizer.to_str())["pre_tokenizer"] == pre_tokenizer:
+        if _without_offsets(tokenizer.to_str())["pre_tokenizer"] == pre_tokenizer:
             return name
     return None

@@ -26,7 +26,7 @@ from edgeformer.data import data_warnings, splits
 from edgeformer.data.batching import IGNORED
 from edgeformer.data.cleaning import count_words
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels, encode, states_types
-from edgeformer.data.rows import LabelledTexts, Text, comparison_key, join_pair, label_rows, score_of, text_parts
+from edgeformer.data.rows import LabelledTexts, Text, comparison_key, join_pair, number_labels, score_of, text_parts
 from edgeformer.data.sources import load_part, part_rows, read
 from edgeformer.data.spans import TokenRows, encode_spans
 from edgeformer.data.storage import StoredRows
@@ -209,7 +209,7 @@ def _pool_texts(data: DataConfig, skipped: list[str]) -> Iterator[tuple[Text, in
     """Yield the texts that the training set is drawn from, with their labels."""
     skipped.clear()
     parts = (part_rows(data, part, skipped) for part in splits.set_parts(data)["train"])
-    return label_rows(chain.from_iterable(parts), data.labels, data.label_values or ())
+    return number_labels(chain.from_iterable(parts), data.labels, data.label_values or ())
 
 
 def _cut_texts(

@@ -339,7 +339,7 @@ def plain_label(name: str) -> str:
     return re.sub(r"^([+-]?[0-9]+)\.0+$", r"\1", name.strip())
 
 
-def label_rows(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> Iterator[tuple[Text, int]]:
+def number_labels(rows: Iterable[Row], labels: Sequence[str], values: Sequence[str] = ()) -> Iterator[tuple[Text, int]]:
     """Yield each row's text and class index; of several labels (a tuple) a number with the bits of their indices.
 
     Without ``labels``, the label of a row is a score (:func:`score_of`).

@@ -31,7 +31,7 @@ from edgeformer.artifacts.data_config import (
 )
 from edgeformer.artifacts.errors import DataError, InputError, did_you_mean
 from edgeformer.data import records
-from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, label_rows, rows_of, span_rows
+from edgeformer.data.rows import LabelledTexts, Row, format_names, join_pair, number_labels, rows_of, span_rows
 from edgeformer.data.splits import sampled_rows
 from edgeformer.data.synthetic import synthetic_reviews
 
@@ -344,7 +344,7 @@ def _rows_by_source(config: DataConfig, part: str, skipped: list[str]) -> Iterat
 def load_part(config: DataConfig, part: str, skipped: list[str] | None = None) -> LabelledTexts:
     """Read :func:`part_rows` into memory, with the numbers of their sources if these are balanced. Raises DataError."""
     by_source = _rows_by_source(config, part, [] if skipped is None else skipped)
-    sets = [LabelledTexts.of(label_rows(rows, config.labels, config.label_values or ())) for rows in by_source]
+    sets = [LabelledTexts.of(number_labels(rows, config.labels, config.label_values or ())) for rows in by_source]
     return LabelledTexts.joined(sets, with_sources=config.balance not in (None, "label"))
 
 

@@ -166,7 +166,7 @@ def _strata(config: DataConfig, labels: Int64s) -> Int64s:
 
 
 def content_hash(content: bytes) -> int:
-    """Return a 64-bit hash."""
+    """Return a 64-bit hash of bytes, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgeformer.artifacts.errors import DataError, InputError
 from edgeformer.artifacts.manifest import ExitGuarantee, ExitTime
@@ -166,20 +167,20 @@ def _measure_time(
     # 3. Compare with the quicker of the others
     early_ms, all_loops_ms, graph_ms = (np.array(session_ms) for session_ms in times)
     percentiles = [50, *(percentile for percentile, needed in PERCENTILE_NEEDS.items() if len(early_ms) >= needed)]
-    early_summary, all_loops_summary, graph_summary = (
-        {"mean": float(ms.mean()), **{f"p{share}": float(np.percentile(ms, share)) for share in percentiles}}
-        if len(ms) else {}
-        for ms in (early_ms, all_loops_ms, graph_ms)
-    )  # fmt: skip
+
+    def summary(times_ms: NDArray[np.float64]) -> dict[str, float]:
+        figures = {f"p{percentile}": float(np.percentile(times_ms, percentile)) for percentile in percentiles}
+        return {"mean": float(times_ms.mean()), **figures}
+
     graph_is_faster = full_graph is not None and graph_ms.sum() < all_loops_ms.sum()
     quickest_ms = graph_ms if graph_is_faster else all_loops_ms
     low, high = bootstrap_interval(lambda sample: early_ms[sample].sum() / quickest_ms[sample].sum(), len(early_ms))
     return ExitTime(
         provider=used_provider, host=cpu_name(), threads=default_threads(), rows=len(early_ms),
-        early_ms=early_summary, full_ms=all_loops_summary,
+        early_ms=summary(early_ms), full_ms=summary(all_loops_ms),
         ratio=float(early_ms.sum() / all_loops_ms.sum()),
         full_graph=full_graph.id if full_graph is not None else None,
-        full_graph_ms=graph_summary,
+        full_graph_ms=summary(graph_ms) if full_graph is not None else {},
         quickest=full_graph.id if full_graph is not None and graph_is_faster else candidate.id,
         quickest_ratio=float(early_ms.sum() / quickest_ms.sum()),
         ratio_low=low, ratio_high=high,

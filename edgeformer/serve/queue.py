@@ -50,7 +50,7 @@ class BatchingQueue(RequestQueue):
         self._queue: deque[_QueuedTexts] = deque()
         self._queued_texts = 0
         self._changed = threading.Condition()
-        self.healthy = True
+        self._closing = False
         self._seconds_per_text = 0.0
         self._thread = threading.Thread(target=self._work, name="inference", daemon=True)
         self._thread.start()
@@ -59,7 +59,7 @@ class BatchingQueue(RequestQueue):
         """Queue one request, whose future may be cancelled. Raises RefusedError (503) if full or closing."""
         request = _QueuedTexts(texts, Future())
         with self._changed:
-            if not self.healthy:
+            if self._closing:
                 raise RefusedError(503, "the server is stopping", 1)
             # An empty queue accepts any request, also one that is larger than the queue.
             if self._queued_texts and self._queued_texts + len(texts) > self._limits.queue:
@@ -71,41 +71,42 @@ class BatchingQueue(RequestQueue):
             self._changed.notify()
         return request.answers
 
+    @property
+    def healthy(self) -> bool:
+        return not self._closing and self._thread.is_alive()
+
     def close(self) -> None:
         """Accept no more requests, answer those in the queue, and end the thread."""
         with self._changed:
-            self.healthy = False
+            self._closing = True
             self._changed.notify()
         self._thread.join()
 
     def _work(self) -> None:
         # Calls take texts of similar length, so the requests of two calls are taken together.
         max_texts = 2 * self._limits.batch if self._limits.batch > 1 else 1
-        try:
-            while True:
-                requests: list[_QueuedTexts] = []
-                count = 0
-                with self._changed:
-                    self._changed.wait_for(lambda: self._queue or not self.healthy)
-                    if not self._queue:
-                        return
-                    while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
-                        request = self._queue.popleft()
-                        self._queued_texts -= len(request.texts)
-                        if request.answers.set_running_or_notify_cancel():
-                            requests.append(request)
-                            count += len(request.texts)
-                    self._metrics.waiting.set(self._queued_texts)
-                try:
-                    self._answer(requests)
-                except Exception:  # caused by one of the requests: each gets its own answer or error
-                    for request in requests:
-                        try:
-                            self._answer([request])
-                        except Exception as error:  # for the client; the queue goes on
-                            request.answers.set_exception(error)
-        finally:
-            self.healthy = False
+        while True:
+            requests: list[_QueuedTexts] = []
+            count = 0
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if not self._queue:
+                    return
+                while self._queue and (not count or count + len(self._queue[0].texts) <= max_texts):
+                    request = self._queue.popleft()
+                    self._queued_texts -= len(request.texts)
+                    if request.answers.set_running_or_notify_cancel():
+                        requests.append(request)
+                        count += len(request.texts)
+                self._metrics.waiting.set(self._queued_texts)
+            try:
+                self._answer(requests)
+            except Exception:  # caused by one of the requests: each gets its own answer or error
+                for request in requests:
+                    try:
+                        self._answer([request])
+                    except Exception as error:  # for the client; the queue goes on
+                        request.answers.set_exception(error)
 
     def _answer(self, requests: list[_QueuedTexts]) -> None:
         started = time.perf_counter()
@@ -149,8 +150,12 @@ class WritingQueue(RequestQueue):
     def __init__(self, writer: Writer, limits: ServeLimits, metrics: Metrics) -> None:
         self._writer, self._limits, self._metrics = writer, limits, metrics
         self._executor = ThreadPoolExecutor(1, "inference")
-        self.healthy = True
+        self._closing = threading.Event()
         self._unfinished = 0
+
+    @property
+    def healthy(self) -> bool:
+        return not self._closing.is_set()
 
     async def write(
         self, ids: Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str]
@@ -178,8 +183,7 @@ class WritingQueue(RequestQueue):
                 if not stopped.is_set():
                     loop.call_soon_threadsafe(events.put_nowait, error)
 
-        self._unfinished += 1
-        self._metrics.waiting.set(self._unfinished - 1)
+        self._count(+1)
         task, timeout_s = self._executor.submit(work), self._limits.timeout_s
         try:
             try:
@@ -198,12 +202,15 @@ class WritingQueue(RequestQueue):
         finally:
             stopped.set()
             task.cancel()  # if it waits
-            self._unfinished -= 1
-            self._metrics.waiting.set(max(0, self._unfinished - 1))
+            self._count(-1)
+
+    def _count(self, change: int) -> None:
+        self._unfinished += change
+        self._metrics.waiting.set(max(0, self._unfinished - 1))
 
     def expire(self) -> None:
         """Accept no more requests, and end every text behind its current token, with an error."""
-        self.healthy = False
+        self._closing.set()
 
     def close(self) -> None:
         """Stop writing, and end the thread."""

@@ -296,6 +296,14 @@ def application(
                 metrics.request_s.observe(time.perf_counter() - started)
 
     # 2. Health, metrics, documents and the page
+    async def health(_: Request) -> Response:
+        is_healthy = service.queue.healthy
+        facts = {"status": "ok" if is_healthy else "stopping", "run": service.name, "artifact": service.id}
+        return JSONResponse({**facts, **service.facts}, 200 if is_healthy else 503)
+
+    async def show_metrics(_: Request) -> Response:
+        return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+
     async def page(request: Request) -> Response:
         if name := request.url.path.lstrip("/"):
             content = (_SHARED if name in ("page.css", "show.js") else _PAGES).joinpath(name).read_bytes()
@@ -307,18 +315,15 @@ def application(
         return Response(html, media_type="text/html", headers=_PAGE_HEADERS)
 
     async def document(request: Request) -> Response:
-        path, is_healthy = request.url.path, service.queue.healthy
-        if path == "/healthz":
-            facts = {"status": "ok" if is_healthy else "stopping", "run": service.name, "artifact": service.id}
-            return JSONResponse({**facts, **service.facts}, 200 if is_healthy else 503)
-        if path == "/metrics":
-            return PlainTextResponse(generate_latest(metrics.registry), media_type="text/plain; version=0.0.4")
+        path = request.url.path
         return JSONResponse(openapi(service, limits) if path == "/openapi.json" else service.documents[path])
 
     # 3. Their routes
     routes = [
         *(Route(path, Post(), methods=["POST"]) for path in service.posts),
-        *(Route(path, document) for path in ("/healthz", "/metrics", "/openapi.json", *service.documents)),
+        Route("/healthz", health),
+        Route("/metrics", show_metrics),
+        *(Route(path, document) for path in ("/openapi.json", *service.documents)),
         *(Route(f"/{name}", page) for name in ("", "page.css", "show.js", "server.js", f"{service.page}.js")),
     ]
     middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts], www_redirect=False)] if hosts else []

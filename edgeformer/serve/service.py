@@ -96,12 +96,19 @@ def read_message(kind: type[M], body: bytes, status: int, most_problems: int) ->
         raise RefusedError(status, "; ".join(problems), param=keys[0]) from None
 
 
-class RequestQueue:
+class RequestQueue(ABC):
     """Requests that wait for the model, and the thread that alone uses it."""
 
-    healthy: bool  # whether it accepts requests
+    @property
+    @abstractmethod
+    def healthy(self) -> bool:
+        """Whether it accepts requests."""
 
-    def expire(self) -> None:
+    @abstractmethod
+    def close(self) -> None:
+        """Accept no more requests, and end the thread."""
+
+    def expire(self) -> None:  # noqa: B027 - most requests end in time by themselves
         """End the requests that still run: the server stops, and their time is over."""
 
 

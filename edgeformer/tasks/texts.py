@@ -20,7 +20,7 @@ from edgeformer.artifacts.scores import Score
 from edgeformer.artifacts.units import markdown
 from edgeformer.data.batching import collate, cut_batches
 from edgeformer.data.encoding import Encoded, Prepared, decode_labels
-from edgeformer.data.rows import LabelledTexts, Text, label_rows
+from edgeformer.data.rows import LabelledTexts, Text, number_labels
 from edgeformer.data.tokenization import load_tokenizer, special_ids
 from edgeformer.tasks.arrays import Array, Arrays, Batch, Bools, Float64s, Int64s, RowNumbers
 from edgeformer.tasks.early_exit import ExitRecords
@@ -49,12 +49,6 @@ class TextTask(RowSource):
 
     score_rows: Callable[..., Score]
     """Score outputs [n, …] of rows with labels [n, …] and a data section."""
-    predictions: Callable[[Sequence[Text], Arrays, Bools, Any], Sequence[Prediction]]
-    """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
-
-    Arguments: texts; ``logits`` [n, C], and ``loops`` [n] if rows could exit early; whether each text was truncated,
-    [n]; the data section.
-    """
 
     def prepare(self, recipe: Any, cache: Path, progress: Progress, /) -> Prepared[Any]:
         from edgeformer.data.prepare import prepare
@@ -72,7 +66,7 @@ class TextTask(RowSource):
         skipped: list[str] = []
         source = replacement_source(path, data.parts, columns, labels=label_columns(data.labels))
         rows = read(source, data.labels, data.separator, skipped=skipped)
-        texts = LabelledTexts.of(label_rows(rows, data.labels, data.label_values or ()))
+        texts = LabelledTexts.of(number_labels(rows, data.labels, data.label_values or ()))
         if not len(texts):
             raise DataError(f"{path}: no row has a text")
         return replace(texts, empty=len(skipped))
@@ -155,6 +149,13 @@ class TextTask(RowSource):
     def predictor(self, reader: TextReader, data: Any, max_rows: int | None = None) -> TextPredictor:
         """Return what reads texts for a model and makes answers of its outputs; ``max_rows``: of a call."""
         return self.predictor_type(self, reader, data, max_rows)
+
+    def predictions(self, texts: Sequence[Text], answers: Arrays, cut: Bools, data: Any) -> Sequence[Prediction]:
+        """Return one prediction per text or pair, unless :meth:`predictor` makes them otherwise.
+
+        ``answers``: ``logits`` [n, C], and ``loops`` [n] if rows could exit early. ``cut``: texts were truncated, [n].
+        """
+        raise NotImplementedError
 
     def with_answers(self, rows: Any, logits: Array, data: Any) -> Any:
         """Return the rows with the model's own answers as labels, for an imported model without labelled data."""

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from edgeformer.artifacts.errors import DataError
-from edgeformer.data.rows import LabelledTexts, Row, label_rows
+from edgeformer.data.rows import LabelledTexts, Row, number_labels
 from edgeformer.data.synthetic import WHERE, synthetic_reviews
 
 
 def indices(values, labels=("negative", "positive")):
     rows = [Row("x", value, f"f, line {n}") for n, value in enumerate(values, 1)]
-    return [index for _, index in label_rows(rows, labels)]
+    return [index for _, index in number_labels(rows, labels)]
 
 
 def test_labels_are_numbers_numerals_or_names() -> None:

@@ -56,10 +56,6 @@ class LanguageModel(nn.Module):
     """A decoder that returns the hidden states after its exits, and the heads that read them."""
 
     tokens: nn.Embedding
-    begin: Callable[[Tensor, Tensor | None, Mask], tuple[Tensor, RunLoop]]
-    """(input_ids, positions, mask) → embedded tokens [B, T, C], and the function that runs a loop."""
-    head_of: Callable[[int], Head]
-    """Return the head that answers after a loop."""
 
     def __init__(self, config: Any, exits: tuple[int, ...]) -> None:
         super().__init__()
@@ -86,6 +82,14 @@ class LanguageModel(nn.Module):
             if every or loop in self.exits:
                 states[loop] = x
         return states
+
+    def begin(self, input_ids: Tensor, positions: Tensor | None, mask: Mask) -> tuple[Tensor, RunLoop]:
+        """Return the embedded tokens [B, T, C], and the function that runs a loop."""
+        raise NotImplementedError
+
+    def head_of(self, loop: int) -> Head:
+        """Return the head that answers after ``loop``."""
+        raise NotImplementedError
 
     def every_exit(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """input_ids int64 [B, T] → logits [B, T, V] per exit, then the states [B, T, C] of every loop; float32."""
@@ -127,12 +131,12 @@ def attention_arguments(positions: Mask) -> tuple[Tensor | None, Mask]:
     return positions, (document[:, :, None] == document[:, None, :]).tril()[:, None]
 
 
-@dataclass(eq=False)
 class KeyValueCache:
     """Keys and values of the tokens so far in one attention, [2, B, H, capacity, D], of which ``length`` are in use."""
 
-    length: int = 0
-    _buffer: Tensor | None = None
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+        self.length = 0
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v behind the first ``length`` tokens, and attend to all tokens up to each new one.

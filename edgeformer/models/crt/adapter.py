@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from edgeformer.models.adapter import LanguageAdapter, count_parameters
 from edgeformer.models.blocks.tracing import (
@@ -137,9 +137,12 @@ def piece_specs(model: CRT) -> dict[str, GraphSpec]:
     heads |= {f"readout_exit{name}": int(name) for name in model.exit_heads if name != "shared"}
     for part, loop in heads.items():
         head = model.head_of(loop)
-        logits = partial(lambda head, state: head(state).float(), head)
-        specs[part] = GraphSpec(Piece(head, logits), {"state": state}, {"state": _TOKEN_AXES})
+        specs[part] = GraphSpec(Piece(head, partial(_readout, head)), {"state": state}, {"state": _TOKEN_AXES})
     return specs
+
+
+def _readout(head: nn.Linear, state: Tensor) -> Tensor:
+    return head(state).float()
 
 
 def _run_loop(

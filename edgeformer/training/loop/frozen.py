@@ -130,11 +130,11 @@ class FrozenStart:
                 f"{self._recipe.name}: the frozen start takes {format_bytes(self.fit_bytes)} (predicted), and "
                 f"{format_bytes(free)} are {source}; take fewer rows (data.rows), or leave training.start out"
             )
-        answers = []  # vectors [n, d] and labels [n] or [n, C], of each set
+        sets = []  # vectors [n, d] and labels [n] or [n, C], of each
         for rows in (self._prepared.train, validation):
             keys, labels = self._inputs(rows)
-            answers.append((self._vectors.complete(keys, partial(self._compute, rows, progress), progress), labels))
-        (vectors, labels), (validation_vectors, validation_labels) = answers
+            sets.append((self._vectors.complete(keys, partial(self._compute, rows, progress), progress), labels))
+        (vectors, labels), (validation_vectors, validation_labels) = sets
         best, weights = (np.inf, np.inf), None
         task: Any = get_task(self._recipe.task)  # a classifier of texts
         message = ""
