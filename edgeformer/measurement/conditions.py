@@ -118,7 +118,9 @@ def used_between(first: CpuReading, second: CpuReading) -> CpuUse:
     """Return the use of the processor between two readings, taken by the thread that calls the artifact."""
     elapsed_s = max(second.at_s - first.at_s, 1e-9)
     own_cores = (second.own_s - first.own_s) / elapsed_s
-    threads = {id_: (seconds - first.thread_s.get(id_, 0.0)) / elapsed_s for id_, seconds in second.thread_s.items()}
+    threads = {
+        number: (seconds - first.thread_s.get(number, 0.0)) / elapsed_s for number, seconds in second.thread_s.items()
+    }
     foreign_cores = None
     if first.busy_s is not None and second.busy_s is not None:
         foreign_cores = max(0.0, (second.busy_s - first.busy_s) / elapsed_s - own_cores)

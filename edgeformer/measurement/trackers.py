@@ -129,9 +129,10 @@ def summarise(
     n, mean = int(values.size), float(values.mean())
     # ddof=1: the calls are a sample.
     cv = float(values.std(ddof=1)) / mean if n > 1 and mean > 0 else None
-    levels = report.PERCENTILE_NEEDS.items()
-    percentiles: Any = {f"p{p}": float(np.percentile(values, p)) for p, needed in levels if n >= needed}
-    needs = ", ".join(f"p{p} needs {needed}" for p, needed in levels if n < needed)
+    percentiles: dict[str, Any] = {
+        f"p{p}": float(np.percentile(values, p)) for p, needed in report.PERCENTILE_NEEDS.items() if n >= needed
+    }
+    needs = ", ".join(f"p{p} needs {needed}" for p, needed in report.PERCENTILE_NEEDS.items() if n < needed)
     missing = f"{n} {'call' if n == 1 else 'calls'}: {needs}" if needs else None
     if cv is not None and cv > report.NOISY_CV:
         noise = f"noisy: the calls have a coefficient of variation of {cv:.1%}, above {report.NOISY_CV:.1%}"

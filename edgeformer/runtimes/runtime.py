@@ -435,8 +435,10 @@ class OptionalRuntime(Runtime):
         version = "import importlib.metadata\nsay(version=importlib.metadata.version({!r}))\n"
         scripts = {package.modules[0]: package.script or version.format(package.name) for package in self.packages}
         answers = ask_installed(scripts, timeout_s)
-        lines = []
-        for package in self.packages:
-            remedy = f"{package.purpose}: {install_hint(package.extra)}"
-            lines.append(describe_package(package.name, answers[package.modules[0]], remedy))
+        lines = [
+            describe_package(
+                package.name, answers[package.modules[0]], f"{package.purpose}: {install_hint(package.extra)}"
+            )
+            for package in self.packages
+        ]
         return [*lines, describe_extra(self.packages[0].extra)]

@@ -140,7 +140,9 @@ class Graph(Session, Protocol):
     max_positions: int | None
     """Longest sequence that the model takes; None: not known."""
 
-    def prepare_feed(self, handle: Any, inputs: Mapping[str, Array], *, same_shape: bool = False) -> dict[str, Array]:
+    def prepare_feed(
+        self, handle: object, inputs: Mapping[str, Array], *, same_shape: bool = False
+    ) -> dict[str, Array]:
         """Return the inputs of a call, see :func:`check_inputs`; with ``same_shape`` all have the same.
 
         Raises EdgeformerError if the session is closed: the runtime's own ``handle`` is None.

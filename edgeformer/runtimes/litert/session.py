@@ -50,9 +50,11 @@ def load_library() -> Any:
     with LITERT.importing():
         from ai_edge_litert.environment import Environment
     # With an existing folder LiteRT loads libraries for GPUs and NPUs, which are not used here.
-    absent = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
+    nowhere = str(Path(tempfile.gettempdir()) / "edgeformer-has-no-litert-accelerators")
     with capture_native_stderr():
-        environment = Environment.create(runtime_path=absent, compiler_plugin_path=absent, dispatch_library_path=absent)
+        environment = Environment.create(
+            runtime_path=nowhere, compiler_plugin_path=nowhere, dispatch_library_path=nowhere
+        )
     # Freeing it prints, too, and models must not outlive it.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment._capsule))
     atexit.register(discard_native_stderr)  # what its static objects print at the end

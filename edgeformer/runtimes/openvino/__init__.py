@@ -81,7 +81,6 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
         from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
 
         names = [value.name for value in model.graph.input]
-        overflow = OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
         rows = [{name: call[name] for name in names} for call in calls]
         quantized = nncf.quantize(
             model,
@@ -90,7 +89,9 @@ def quantize(model: Any, calls: Calls, *, for_tensorrt: bool = False) -> Any:
             model_type=nncf.ModelType.TRANSFORMER,
             target_device=nncf.TargetDevice.CPU,
             preset=nncf.QuantizationPreset.PERFORMANCE if for_tensorrt else None,
-            advanced_parameters=AdvancedQuantizationParameters(overflow_fix=overflow),
+            advanced_parameters=AdvancedQuantizationParameters(
+                overflow_fix=OverflowFix.DISABLE if for_tensorrt else OverflowFix.ENABLE
+            ),
         )
     # Name scales and zero points as ONNX Runtime's quantizer does, so that they do not count as parameters.
     stored = {tensor.name: tensor for tensor in quantized.graph.initializer}
