@@ -34,7 +34,15 @@ class LockedError(ArtifactError):
 
 def lock_path(path: Path) -> contextlib.AbstractContextManager[None]:
     """Lock a path that this process replaces, by a lock file in the same folder. Raises as :func:`lock_folder` does."""
-    return lock_folder(path, "is being replaced", whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"))
+    return _lock(whole(path).with_name(f".{whole(path).name}{LOCK_FILE}"), path, "is being replaced")
+
+
+def lock_folder(folder: Path, work: str) -> contextlib.AbstractContextManager[None]:
+    """Lock a folder for ``work``; a lock whose owner is dead is taken over.
+
+    Raises LockedError, which names the process that holds the lock, or ArtifactError: the folder cannot be written.
+    """
+    return _lock(folder / LOCK_FILE, folder, work)
 
 
 @contextlib.contextmanager
@@ -80,16 +88,12 @@ def _read_owner(file: Path) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def lock_folder(folder: Path, work: str, lock_file: Path | None = None) -> Iterator[None]:
-    """Lock a folder for ``work``; a lock whose owner is dead is taken over. ``lock_file`` None: in the folder.
-
-    Raises LockedError, which names the process that holds the lock, or ArtifactError: the folder cannot be written.
-    """
+def _lock(file: Path, subject: Path, work: str) -> Iterator[None]:
+    """Take the lock and write the owner record. ``subject`` and ``work`` are for messages."""
     from filelock import lock_descriptor  # import takes 10 ms
 
     from edgeformer.system.host import now  # imports psutil (20 ms), which readers of a bundle do not need
 
-    file = lock_file or folder / LOCK_FILE
     while True:
         # 1. Take the lock of the file
         try:
@@ -98,7 +102,7 @@ def lock_folder(folder: Path, work: str, lock_file: Path | None = None) -> Itera
             if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
             problem = f"cannot be written, because {file.parent} is not writable ({error.strerror})"
-            raise ArtifactError(f"{folder}: {problem}; change the permissions, or work on a copy") from None
+            raise ArtifactError(f"{subject}: {problem}; change the permissions, or work on a copy") from None
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, handle)
             try:
@@ -120,7 +124,7 @@ def lock_folder(folder: Path, work: str, lock_file: Path | None = None) -> Itera
                 if owner:
                     name = f"process {owner.get('pid')} on {owner.get('host')}, since {owner.get('since')}"
                 remedy = "stop it first" if is_locked else f"stop it first; if it is gone, remove {file}"
-                raise LockedError(f"{folder}: {work} by {name}; wait for it, or {remedy}")
+                raise LockedError(f"{subject}: {work} by {name}; wait for it, or {remedy}")
             # 3. Be the owner
             record = {"pid": os.getpid(), "host": platform.node(), "process_started": _start_time(os.getpid())}
             os.ftruncate(handle, 0)
