@@ -37,9 +37,14 @@ class Resident(Frozen):
 
     index: int
     provider: str | None = None
-    bytes: int = 0
-    mapped_bytes: int = Field(0, description="of them resident pages of the artifact's files")
+    anonymous_bytes: int = 0
+    mapped_bytes: int = Field(0, description="resident pages of the artifact's files")
     reason: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """All of it."""
+        return self.anonymous_bytes + self.mapped_bytes
 
 
 class ResidentJob(WorkerJob):
@@ -100,7 +105,7 @@ def work(document: bytes, send: Send) -> None:
             with closing(open_workload(files, item, provider, 1, buffers)) as workload:
                 workload.first()
                 anonymous, mapped = own_memory(files, before)
-            send(Resident(index=index, provider=provider, bytes=anonymous + mapped, mapped_bytes=mapped))
+            send(Resident(index=index, provider=provider, anonymous_bytes=anonymous, mapped_bytes=mapped))
         except EdgeformerError as error:
             send(Resident(index=index, provider=provider, reason=str(error)))
         os._exit(0)
