@@ -162,7 +162,7 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
         names = ", ".join(domain.name for domain in domains)
         return reason or EnergyCounter(
             f"RAPL ({names}: whole processor)",
-            lambda: [int(domain.file.read_text(encoding="ascii")) for domain in domains],
+            lambda: [domain.read_uj() for domain in domains],
             # Two readings are at most one wrap of the counter apart.
             lambda start, now: sum((e - s) % d.range_uj for d, s, e in zip(domains, start, now, strict=True)) / 1000,
         )

@@ -127,11 +127,15 @@ def container_quota(file: Path = _CGROUP_QUOTA) -> float | None:
 
 @dataclass(frozen=True)
 class RaplDomain:
-    """Energy counter of one processor package (Linux, Intel and AMD): microjoules, which wrap at ``range_uj``."""
+    """Energy counter of one processor package (Linux, Intel and AMD), which wraps at ``range_uj`` microjoules."""
 
     name: str
     file: Path
     range_uj: int
+
+    def read_uj(self) -> int:
+        """Microjoules since the counter's last wrap. Raises OSError."""
+        return int(self.file.read_text(encoding="ascii"))
 
 
 def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
@@ -149,7 +153,7 @@ def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
         file = folder / "energy_uj"
         try:
             domain = RaplDomain(name, file, int((folder / "max_energy_range_uj").read_text(encoding="ascii")))
-            int(file.read_text(encoding="ascii"))  # raises if this process may not read it
+            domain.read_uj()
         except PermissionError:
             return [], f"only root can read {file}; to change this, run: sudo chmod a+r {file}"
         except (OSError, ValueError):
