@@ -74,8 +74,9 @@ def export(folder: Path, options: ExportOptions | None = None, progress: Progres
         targets = [plan for _, plan in plans if isinstance(plan, Target)]
         if options.target is not None and len(targets) == len(plans) and not any(target.device for target in targets):
             names = ", ".join(builder.name for builder in builders)
-            problem = f"{names} builds the same file for every device"
-            raise InputError(f"--target: {problem}; leave out --target, or add --trt")
+            raise InputError(
+                f"--target: {names} builds the same file for every device; leave out --target, or add --trt"
+            )
 
         # 2. Find out what stays of the previous bundle.
         previous = PreviousBundle(source.folder)

@@ -94,7 +94,9 @@ def max_abs_activation(model: nn.Module, *inputs: NDArray[np.int64]) -> float:
                     update((scores + mask).masked_fill(mask <= MASKED / 2, 0))
             return func(*args, **options)
 
-    hooks = [part.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for part in model.modules()]
+    hooks = [
+        module.register_forward_hook(lambda _, inputs, output: update(*inputs, output)) for module in model.modules()
+    ]
     try:
         with AttentionScores():
             model(*map(torch.from_numpy, inputs))
@@ -190,8 +192,9 @@ def convert_to_fp16(model: onnx_ir.Model, max_abs: Mapping[str, float]) -> onnx_
             conversion.out_of_range.add(value)
     is_converted = [conversion.convert(node) for node in list(RecursiveGraphIterator(converted.graph))]
     if not any(is_converted):
-        problem = f"no operator of the graph can compute in FP16 ({operator_names(converted)})"
-        raise EdgeformerError(f"FP16: {problem}; it stays FP32")
+        raise EdgeformerError(
+            f"FP16: no operator of the graph can compute in FP16 ({operator_names(converted)}); it stays FP32"
+        )
     passes.RemoveUnusedNodesPass()(converted)
     return converted
 

@@ -39,8 +39,11 @@ class WeightsFile:
             self.offsets[key] = (self.file.tell(), len(content))
             self.file.write(content)
         offset, length = self.offsets[key]
-        shape, place = onnx_ir.Shape(tensor.shape.numpy()), (self.path.name, offset, length, tensor.dtype)
-        return onnx_ir.ExternalTensor(*place, shape=shape, name=tensor.name or "", base_dir=str(self.path.parent))
+        name, shape = tensor.name or "", onnx_ir.Shape(tensor.shape.numpy())
+        folder = str(self.path.parent)
+        return onnx_ir.ExternalTensor(
+            self.path.name, offset, length, tensor.dtype, shape=shape, name=name, base_dir=folder
+        )
 
 
 @contextmanager

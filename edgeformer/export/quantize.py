@@ -275,8 +275,9 @@ def _complete(quantized: onnx_ir.Model, precision: str, kept: list[str] | None =
             if operands[0].dtype == onnx_ir.DataType.FLOAT and shape is not None and len(shape) == 2:
                 unquantized.append(f"{operands[0].name} of Gather {node.name}".strip())
     if unquantized and kept is None:
-        listed = ", ".join(sorted(unquantized)[:5])
-        raise EdgeformerError(f"{precision}: cannot quantize these weights: {listed} (supported: {SUPPORTED})")
+        raise EdgeformerError(
+            f"{precision}: cannot quantize these weights: {', '.join(sorted(unquantized)[:5])} (supported: {SUPPORTED})"
+        )
     if kept is not None:
         kept += sorted(unquantized)
     return quantized

@@ -82,8 +82,9 @@ def open_exportable(run: Run, *, allow_leak: bool = False) -> Exportable:
     try:
         causality = run.model_spec.adapter.causality(model)
     except ValueError as error:
-        problem = f"the causality probe cannot judge this model: {error}"
-        raise ArtifactError(f"{run.folder}: {problem}; train the run again") from None
+        raise ArtifactError(
+            f"{run.folder}: the causality probe cannot judge this model: {error}; train the run again"
+        ) from None
     # A run whose architecture leaked stays marked, even if training shrank the leak below what the probe detects.
     leaks, evidence = run.manifest.leaks, "run.json says so"
     if causality is not None and causality.leaks:
@@ -198,8 +199,9 @@ class RunSource(ExportSource):
         for exit_ in requested:
             if exit_ not in subject.exits:
                 names = ", ".join(map(str, subject.exits))
-                choice = f"{subject.recipe.name} has exits after the loops {names}"
-                raise InputError(f"--exit {exit_}: {choice}; give one of them, or all")
+                raise InputError(
+                    f"--exit {exit_}: {subject.recipe.name} has exits after the loops {names}; give one of them, or all"
+                )
 
         # 2. Read the tokenizer, and trim it
         path = run.folder / MODEL_FOLDER / TOKENIZER_FILE
@@ -258,8 +260,9 @@ class RunSource(ExportSource):
             readers[True] = self.trimmed.reader
         origin = Origin(self.run.manifest.data.fingerprints)
         for is_trimmed, reader in readers.items():
-            parts = subject.task, self.run.settled.data, reader, origin, self.progress
-            self.validations[is_trimmed], problem = open_validation(*parts)
+            self.validations[is_trimmed], problem = open_validation(
+                subject.task, self.run.settled.data, reader, origin, self.progress
+            )
             note = f"scores: on the golden inputs only, because {problem}"
             if problem is not None and note not in self.notes:
                 self.notes.append(note)

@@ -55,8 +55,9 @@ def import_crt(path: Path, options: ImportOptions, progress: Progress = SILENT) 
         )
     infinite = [name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())]
     if infinite:
-        names = ", ".join(sorted(infinite)[:8])
-        raise ArtifactError(f"{path}: holds infinite values or NaN in {names}; give an earlier checkpoint")
+        raise ArtifactError(
+            f"{path}: holds infinite values or NaN in {', '.join(sorted(infinite)[:8])}; give an earlier checkpoint"
+        )
     config = infer_config(weights, str(path))
     model = CRT(config)
     model.load_state_dict(convert_weights(weights, config, str(path)))

@@ -223,7 +223,9 @@ def import_hf(name: str, options: HfOptions, progress: Progress = SILENT) -> Pat
     if options.max_length is None and source.max_length is None and source.max_positions > MAX_TOKENS:
         notes.append(f"texts are cut to {MAX_TOKENS} tokens; for up to {source.max_positions}, use --max-length")
     if labels is None and options.pooling is None and source.pooling is None:
-        notes.append("the model does not state its pooling; the mean of token states is used (to change it: --pooling)")
+        notes.append(
+            "the model does not state its pooling; the mean of the token states is used (change it with --pooling)"
+        )
     if prompt := source.settings.used_prompts.get("default"):
         notes.append(f"{prompt!r} is put in front of every text, as sentence-transformers does")
     unused = [name for name in ("passage", "corpus") if (source.settings.prompts or {}).get(name)]

@@ -83,8 +83,9 @@ def read_foreign(path: Path) -> ForeignGraph:
         escapes = pure.is_absolute() or ".." in pure.parts or pure.as_posix() != location
         escapes = escapes or not location or bool(set("\\:\0") & set(location))
         if escapes or not (folder / location).resolve().is_relative_to(folder):
-            problem = f"reads weights from {location!r}, outside of its folder"
-            raise ArtifactError(f"{path}: {problem}; do not use a file that does this")
+            raise ArtifactError(
+                f"{path}: reads weights from {location!r}, outside of its folder; do not use a file that does this"
+            )
         if not (folder / location).is_file():
             raise ArtifactError(f"{path}: its weights file {location!r} is missing; copy it beside the .onnx file")
     unknown = [
@@ -126,8 +127,9 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     parts = [part.strip() for part in sizes.replace("×", "x").split("x")] if sizes else []
     if equals and name and all(part in _LETTERS or (part.isdecimal() and int(part) > 0) for part in parts):
         return name, tuple(part if part in _LETTERS else int(part) for part in parts)
-    example = "write NAME=SIZExSIZE…, e.g. --shape audio=1x512"
-    raise InputError(f"--shape {text}: {example}; B is the batch size, S the sequence length")
+    raise InputError(
+        f"--shape {text}: write NAME=SIZExSIZE…, e.g. --shape audio=1x512; B is the batch size, S the sequence length"
+    )
 
 
 def parse_range(text: str) -> tuple[str, Range]:
@@ -246,8 +248,9 @@ def read_inputs(path: Path, ports: Sequence[Port]) -> dict[str, Array]:
         array, dtype = arrays[port.name], np.dtype(port.dtype)
         is_number = array.dtype.kind in "iufb" and np.can_cast(array.dtype, dtype, "same_kind")
         if not is_number or (dtype.kind in "iu" and not np.array_equal(array.astype(dtype), array)):
-            types = f"{array.dtype}, and the graph takes {port.dtype}"
-            raise DataError(f"{flag}: array {port.name!r} is {types}; convert it")
+            raise DataError(
+                f"{flag}: array {port.name!r} is {array.dtype}, and the graph takes {port.dtype}; convert it"
+            )
         if not array.size:
             raise DataError(f"{flag}: array {port.name!r} is empty; give at least one call")
         is_one_call = port.shape is None or array.ndim == len(port.shape)

@@ -251,8 +251,9 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
             vocabulary = {token: number for number, token in enumerate(tokens)}
             tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=splits in IGNORES_MERGES))
         except Exception as error:  # tokenizers raises plain exceptions
-            damage = f"its tokenizer is damaged: {error}"
-            raise ArtifactError(f"{path}: {damage}; copy it again, or use --tokenizer") from None
+            raise ArtifactError(
+                f"{path}: its tokenizer is damaged: {error}; copy it again, or use --tokenizer"
+            ) from None
         tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[splits](), decoders.ByteLevel()
         for token, type_ in zip(tokens, types, strict=False):
             if type_ in (*_SPECIAL, _USER_DEFINED):
@@ -267,8 +268,9 @@ def import_gguf(path: Path, options: ImportOptions, progress: Progress = SILENT)
     described[END_IDS] = [number for kind, number in numbers.items() if kind != "bos"]
     if adds_begin:
         begin = described["bos_token"]
-        template = [f"{begin}:0", "$A:0"]
-        tokenizer.post_processor = processors.TemplateProcessing(template, None, [(begin, numbers["bos"])])
+        tokenizer.post_processor = processors.TemplateProcessing(
+            [f"{begin}:0", "$A:0"], None, [(begin, numbers["bos"])]
+        )
 
     # 4. Refuse keys that could change an answer.
     for key in (key for key in values if not key.startswith(language_keys.NEUTRAL_GGUF_KEYS)):
@@ -310,8 +312,10 @@ def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str) -> De
     """
     state: dict[str, Tensor] = {}
     try:
-        state["tokens.weight"] = weights.pop("token_embd.weight")
-        state["norm.weight"] = weights.pop("output_norm.weight")
+        state["tokens.weight"], state["norm.weight"] = (
+            weights.pop("token_embd.weight"),
+            weights.pop("output_norm.weight"),
+        )
         if not config.tied:
             state["head.weight"] = weights.pop("output.weight")
         for number in range(config.layers):
@@ -335,8 +339,9 @@ def _model(config: DecoderConfig, weights: dict[str, Tensor], source: str) -> De
         if (shape := state[name].shape) != tensor.shape:
             raise ArtifactError(f"{source}: {name} is {list(shape)}, not {list(tensor.shape)}; copy it again")
     if weights:
-        problem = f"has weights that edgeformer does not use: {', '.join(weights)[:300]}"
-        raise InputError(f"{source}: {problem}; use another model")
+        raise InputError(
+            f"{source}: has weights that edgeformer does not use: {', '.join(weights)[:300]}; use another model"
+        )
     model = DecoderModel(config).eval()
     model.load_state_dict(state)
     return model
@@ -347,7 +352,9 @@ def _fitting(tokenizer: Tokenizer, model: DecoderModel) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if (size := embedding_rows(tokenizer)) > model.config.vocab_size:
-        raise InputError(f"the tokenizer has {size} tokens, the model {model.config.vocab_size}; use the model's own")
+        raise InputError(
+            f"the tokenizer has {size} tokens, more than the model's {model.config.vocab_size}; use its own"
+        )
     return tokenizer
 
 
@@ -357,11 +364,16 @@ def _write(
 ) -> Path:  # fmt: skip
     """Write the run. ``described``: keys of a tokenizer_config.json, of which those that name tokens are kept."""
     if isinstance(templates := described.get("chat_template"), list):
-        by_name = {each["name"]: each["template"] for each in templates}
-        described = {**described, "chat_template": by_name.get("default")}
+        described = {
+            **described,
+            "chat_template": {each["name"]: each["template"] for each in templates}.get("default"),
+        }
     kept = {key: described[key] for key in (BEGIN_IDS, END_IDS)}
-    texts = {key: value for key, value in described.items() if isinstance(value, str)}
-    kept |= {key: text for key, text in texts.items() if key.endswith("_token") or key == "chat_template"}
+    kept |= {
+        key: value
+        for key, value in described.items()
+        if isinstance(value, str) and (key.endswith("_token") or key == "chat_template")
+    }
     if proof.reason is not None:
         progress.message(f"unproven: {proof.reason}")
     slug, free = reserve_name(options.artifacts, options.name, name)

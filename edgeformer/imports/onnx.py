@@ -234,8 +234,9 @@ def _choose_length(job: _Import, run: Run, tokens: TextReader, calls: TextCalls)
     longer = range(_LEAST_LENGTH + 1, length)
     longest = _LEAST_LENGTH + bisect_left(longer, True, key=lambda tokens: problem(tokens) is not None)
     if options.max_length is not None:
-        limit = f"the graph runs texts of at most {longest} tokens"
-        raise InputError(f"--max-length {length}: {limit}; give --max-length {longest}")
+        raise InputError(
+            f"--max-length {length}: the graph runs texts of at most {longest} tokens; give --max-length {longest}"
+        )
     return longest, [f"max_length: texts are cut to {longest} tokens, because the graph fails on longer ones"]
 
 
@@ -467,8 +468,9 @@ def _answer_tensors(job: _Import, data: TensorData, golden_calls: Iterator[dict[
             "mode or in dynamic quantization; compare calls of the same rows only"
         )
     score = task.golden_score(0, reference, reference)
-    facts = {"data": data, "max_length": data.tokens_at_once, "pad_id": 0, "notes": tuple(notes)}
-    return _write_manifest(job, task, arrays, score, **facts)
+    return _write_manifest(
+        job, task, arrays, score, data=data, max_length=data.tokens_at_once, pad_id=0, notes=tuple(notes)
+    )
 
 
 def import_onnx(

@@ -63,8 +63,9 @@ def prove(library: str, answers: Iterable[Compared], *, allow: bool, tolerance: 
             place = f"{joined[:_SHOWN]!r}{'…' if len(joined) > _SHOWN else ''}"
             difference = f"by {error:.1e}" if is_comparable else f"in shape, {actual.shape} instead of {expected.shape}"
             difference = "in its tokens" if exact else difference
-            shown_difference = f"differs {difference} from that of {library}: {shown[1]} instead of {shown[0]}"
-            reason = f"the answer to {place} {shown_difference}"
+            reason = (
+                f"the answer to {place} differs {difference} from that of {library}: {shown[1]} instead of {shown[0]}"
+            )
     if not texts:
         return unproven(f"no probe text has an answer to compare with that of {library}")
     if reason is not None:

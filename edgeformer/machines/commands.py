@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -249,8 +248,9 @@ def _run_on_one(target: RemoteTarget, job: RemoteJob, key: str, artifacts: Path,
     """Run a job on one machine, and return the JSON of its last command. Raises the machine's error."""
     if target.address == LOCAL:
         raise InputError(f"--on {LOCAL}: leave it out; without --on, this machine is used")
-    read = partial(parse_output, key=key)
-    results, errors = run_on([target], lambda _: job, read, artifacts, progress)
+    results, errors = run_on(
+        [target], lambda _: job, lambda _, result: parse_output(target, result, key), artifacts, progress
+    )
     for error in errors.values():
         raise error
     return results[target.name]

@@ -32,15 +32,18 @@ def write_wheel(folder: Path) -> Path:
     try:
         core_metadata = metadata.distribution("edgeformer").read_text("METADATA") or ""
     except metadata.PackageNotFoundError:
-        raise EdgeformerError("edgeformer is not installed, so its dependencies are unknown; pip install it") from None
+        raise EdgeformerError(
+            "edgeformer is not installed here, so its dependencies are unknown; pip install it"
+        ) from None
     files = {
         f"edgeformer/{path.relative_to(package).as_posix()}": path.read_bytes()
         for path in package.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     for kind in _KINDS:
-        documents = shipped_folder(kind).glob("*.yaml")
-        files |= {f"edgeformer/shipped/{kind}/{path.name}": path.read_bytes() for path in documents}
+        files |= {
+            f"edgeformer/shipped/{kind}/{path.name}": path.read_bytes() for path in shipped_folder(kind).glob("*.yaml")
+        }
     wheel = "Wheel-Version: 1.0\nGenerator: edgeformer\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     files |= {f"{info}/METADATA": core_metadata.encode(), f"{info}/WHEEL": wheel.encode()}
     records = []
@@ -65,7 +68,9 @@ def download_pack(tag: str, folder: Path) -> list[Path]:
     """
     match = _PACK.fullmatch(tag)
     if match is None:
-        raise InputError(f"--for {tag}: write linux-aarch64-cp311 or linux-x86_64-cp312, as the machine's Python is")
+        raise InputError(
+            f"--for {tag}: write linux-aarch64-cp311 or linux-x86_64-cp312, with the machine's Python version"
+        )
     machine, python = match[1], match[2]
     platforms = [f"manylinux_2_{minor}_{machine}" for minor in range(_NEWEST_GLIBC, _OLDEST_GLIBC - 1, -1)]
     platforms += [f"manylinux2014_{machine}", f"linux_{machine}"]
@@ -77,6 +82,7 @@ def download_pack(tag: str, folder: Path) -> list[Path]:
         process = child.run([*command, str(wheel)], is_edgeformer=False, capture_output=True, text=True, check=False)
         if process.returncode:
             errors = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
-            problem = "; ".join(errors[-2:]) or process.stderr[-500:]
-            raise EdgeformerError(f"--for {tag}: pip download failed: {problem}")
+            raise EdgeformerError(
+                f"--for {tag}: pip download failed: {'; '.join(errors[-2:]) or process.stderr[-500:]}"
+            )
     return sorted((folder / tag).glob("*.whl"))

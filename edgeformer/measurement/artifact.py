@@ -226,8 +226,9 @@ def _measure_items(job: MeasureJob, progress: Progress, description: str) -> tup
         with bar(progress, description, len(job.items), f"shapes, at most {longest} each"):
             while unanswered:
                 open_items, current = unanswered, None
-                rest = job.model_copy(update={"items": open_items})
-                end = run_job(rest, take, silence_s=job.rules.longest_s + ALLOWANCE_S)
+                end = run_job(
+                    job.model_copy(update={"items": open_items}), take, silence_s=job.rules.longest_s + ALLOWANCE_S
+                )
                 unanswered = tuple(item for item in open_items if item not in rows and item not in refusals)
                 fruitless_workers = fruitless_workers + 1 if unanswered == open_items else 0
                 reason = end.reason or "the measuring process ended without a result for this shape"

@@ -83,8 +83,9 @@ def measure_resident(
         end = run_job(ResidentJob(threads=1, files=files, provider=provider), messages.append)
         by_index = {message.index: message for message in messages}
         for index, artifact in enumerate(group):
-            absent = Resident(index=index, reason=end.reason or "the process sent no result")
-            results[artifact.id] = by_index.get(index, absent)
+            results[artifact.id] = by_index.get(
+                index, Resident(index=index, reason=end.reason or "the process sent no result")
+            )
     return results
 
 

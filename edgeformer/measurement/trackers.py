@@ -223,10 +223,12 @@ def measure_energy(
         return Energy(status="unavailable", reason=f"{counter.name} could not be read: {error}")
     above_idle_mj = (used_mj - sum(recent_mw) / len(recent_mw) * elapsed_s) / calls
     if above_idle_mj <= 0:
-        reason = f"{counter.name}: the calls use no more energy than the idle machine"
-        return Energy(status="unavailable", reason=reason)
-    reason = f"{counter.name}, {calls} calls, idle energy subtracted"
-    return Energy(status="measured", value=above_idle_mj, reason=reason)
+        return Energy(
+            status="unavailable", reason=f"{counter.name}: the calls use no more energy than the idle machine"
+        )
+    return Energy(
+        status="measured", value=above_idle_mj, reason=f"{counter.name}, {calls} calls, idle energy subtracted"
+    )
 
 
 _POLL_S = 0.010

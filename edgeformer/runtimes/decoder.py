@@ -229,7 +229,9 @@ class StepSession(GraphSession):
         early: Mapping[int, float] | None = None, exits: Collection[int] = (),
     ) -> None:  # fmt: skip
         if loops is None:
-            raise ArtifactError("bundle.json does not record the loops of this step artifact; export the run again")
+            raise ArtifactError(
+                "bundle.json does not record the number of loops of this step artifact; export the run again"
+            )
         if open_part is None:
             from edgeformer.runtimes.onnxruntime.session import OnnxSession
 
@@ -250,8 +252,9 @@ class StepSession(GraphSession):
             graphs[name] = open_part(parts[name])
         super().__init__(graphs, "loop")
         self.loops, self.embed, self.loop = loops, graphs["embed"], graphs["loop"]
-        # A language model; otherwise a classifier.
-        self.is_decoder = any(name.startswith(PAST) for name in self.loop.inputs)
+        self.is_decoder = any(
+            name.startswith(PAST) for name in self.loop.inputs
+        )  # a language model; otherwise a classifier
         if early is not None and self.is_decoder:
             raise InputError("a language model exits early per token, not per row; use generate --confidence")
 

@@ -147,7 +147,9 @@ class ExecuTorchSession(Graph):
             total = outside + engine.delegated
             notes.append(f"ExecuTorch: {outside} of {total} operators run outside XNNPACK's kernels: {names}")
         if not self._shares:
-            notes.append("ExecuTorch: XNNPACK's weight cache is not available, so shared layers are packed per loop")
+            notes.append(
+                "ExecuTorch: XNNPACK's weight cache is not available here, so shared layers are packed per loop"
+            )
         return tuple(notes)
 
     def close(self) -> None:

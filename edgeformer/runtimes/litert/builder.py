@@ -31,7 +31,9 @@ _NO_CACHE = (
     "LiteRT: a language model is not built, because the file's fixed shapes have no cache that grows with the text; "
     "leave out --litert"
 )
-_NO_FP16 = "litert: no FP16 file, because XNNPACK computes FP16 on processors with FP16 arithmetic only (not tested)"
+_NO_FP16 = (
+    "litert: no FP16 file, because XNNPACK computes FP16 only on processors with FP16 arithmetic; this was not tested"
+)
 
 
 class LiteRTBuilder(Builder):

@@ -106,7 +106,9 @@ class LiteRTSession(Graph):
             raise ArtifactError(f"{path}: cannot be opened by LiteRT ({reason_of(error)}); {REMEDY}") from None
         shapes = [match for name in signatures if (match := _SIGNATURE.fullmatch(name)) is not None]
         if not shapes:
-            raise ArtifactError(f"{path}: has no signatures ROWSxTOKENS, as export --litert writes; export it again")
+            raise ArtifactError(
+                f"{path}: has no signatures ROWSxTOKENS, as export --litert writes; export the run again"
+            )
         self._rows: dict[int, list[int]] = {}  # length → rows of its signatures, the largest first
         for rows, length in sorted((int(match[1]), int(match[2])) for match in shapes)[::-1]:
             self._rows.setdefault(length, []).append(rows)

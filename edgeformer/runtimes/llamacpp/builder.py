@@ -48,8 +48,9 @@ class GGUFBuilder(Builder):
         for precision in [name for name in precisions if name != "fp32"] or precisions:
             sources = [graph for graph in graphs if graph.precision == precision]
             reason = f"{PACKAGE} is not installed, which runs it; run on the device: edgeformer verify --write"
-            parities = [(graph, self.unmeasured_parity(graph, reason)) for graph in sources]
-            entries = [self.initial_entry(graph, precision, parity=parity) for graph, parity in parities]
+            entries = [
+                self.initial_entry(graph, precision, parity=self.unmeasured_parity(graph, reason)) for graph in sources
+            ]
             file = f"{ENGINES_FOLDER}/model-{_TYPES[precision].lower()}.gguf"
             try:
                 model: Any = getattr(job.module(sources[0]), "model", None)
@@ -64,7 +65,9 @@ class GGUFBuilder(Builder):
                 yield from (entry.model_copy(update={"reason": str(error)}) for entry in entries)
                 continue
             size = (job.bundle / file).stat().st_size
-            sharing = Sharing(unique_parameters=unique, stored_parameters=stored, weight_bytes=size)
+            sharing = Sharing(
+                unique_parameters=unique, stored_parameters=stored, constant_elements=0, weight_bytes=size,
+            )  # fmt: skip
             for entry in entries:
                 described = {"sharing": sharing, "tokenization": tokenization}
                 yield self.built_entry(entry, job.bundle, file, ("gguf", "torch"), **described)

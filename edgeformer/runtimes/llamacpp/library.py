@@ -100,13 +100,16 @@ def library() -> Any:
             function = getattr(loaded, name)
             function.argtypes, function.restype = arguments, result
     except (IndexError, OSError, AttributeError) as error:
-        raise MissingDependencyError(f"{PACKAGE} is installed, but llama.cpp is not usable: {error}; {hint}") from None
+        raise MissingDependencyError(
+            f"{PACKAGE} is installed, but llama.cpp is not usable in it: {error}; {hint}"
+        ) from None
     loaded.llama_log_set(_keep_errors, None)
     loaded.llama_backend_init()
     sizes = list(loaded.llama_context_default_params().words[: len(_DEFAULT_SIZES)])
     if sizes != _DEFAULT_SIZES:
-        problem = f"its llama_context_params begin with {sizes}, not {_DEFAULT_SIZES}"
-        raise MissingDependencyError(f"{PACKAGE}: {problem}; {hint}")
+        raise MissingDependencyError(
+            f"{PACKAGE}: its llama_context_params begin with {sizes}, not {_DEFAULT_SIZES}; {hint}"
+        )
     return loaded
 
 
@@ -136,8 +139,9 @@ class Llama(Session):
         self._library, self._model, self._context = library(), None, None
         require_file(path)
         _errors[:] = [_NO_REASON]
-        defaults = self._library.llama_model_default_params()
-        self._model = self._library.llama_model_load_from_file(str(path).encode(), defaults)
+        self._model = self._library.llama_model_load_from_file(
+            str(path).encode(), self._library.llama_model_default_params()
+        )
         if not self._model:
             raise ArtifactError(f"{path}: llama.cpp cannot open it: {_errors[-1]}; export or copy it again")
         self.max_positions: int = max_positions or self._library.llama_model_n_ctx_train(self._model)

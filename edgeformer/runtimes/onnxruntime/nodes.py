@@ -73,7 +73,9 @@ class ProfiledGraph:
             self._session: Any = ort.InferenceSession(str(path), options, providers=[CPU])
         except Exception as error:  # onnxruntime's exceptions share no base class
             self._folder.cleanup()
-            raise ArtifactError(f"{path}: ONNX Runtime cannot open it to list operators ({str(error)[:200]})") from None
+            raise ArtifactError(
+                f"{path}: ONNX Runtime cannot open it to list its operators ({str(error)[:200]})"
+            ) from None
         self.inputs: dict[str, tuple[str, tuple[int | None, ...]]] = {
             node.name: (node.type, tuple(size if isinstance(size, int) else None for size in node.shape))
             for node in self._session.get_inputs()
@@ -100,8 +102,9 @@ class ProfiledGraph:
         listed = []
         for start in range(0, len(feeds) * calls, calls):
             last, repeated = recorded_calls[start + calls - 1], recorded_calls[start : start + calls]
-            complete = [call for call in repeated if len(call) == len(last)]
-            durations = np.array([[event["dur"] for event in call] for call in complete], float)
+            durations = np.array(
+                [[event["dur"] for event in call] for call in repeated if len(call) == len(last)], float
+            )
             # The slower half is noise of other processes. Durations are truncated to whole microseconds, so a mean
             # resolves more than a median.
             means = np.sort(durations, axis=0)[: (len(durations) + 1) // 2].mean(axis=0)

@@ -61,8 +61,9 @@ class OnnxSession(Graph):
         if provider != CPU and hasattr(self._session, "get_provider_graph_assignment_info"):
             parts = self._session.get_provider_graph_assignment_info()
             self._assigned = Counter((part.ep_name, node.op_type) for part in parts for node in part.get_nodes())
-        nodes = self._session.get_inputs()
-        self.inputs = {node.name: InputType(_DTYPES.get(node.type, node.type), node.shape) for node in nodes}
+        self.inputs = {
+            node.name: InputType(_DTYPES.get(node.type, node.type), node.shape) for node in self._session.get_inputs()
+        }
         self._outputs = [node.name for node in self._session.get_outputs()]
         has_caches = any(name.startswith(PAST) for name in self.inputs)
         self._cache_device = cache_device if has_caches else None
@@ -171,8 +172,9 @@ def _open(path: Path, provider: str, threads: int, provider_options: dict[str, s
         why = _explain(error, f"{path}: not enough memory to open it")
         if provider != CPU:
             _open(path, CPU, threads, {}, in_turns=in_turns)  # raises if the file is at fault
-            problem = f"cannot open it, and the CPU can ({why}); run edgeformer doctor"
-            raise InputError(f"{path}: provider {provider!r} {problem}") from None
+            raise InputError(
+                f"{path}: provider {provider!r} cannot open it, and the CPU can ({why}); run edgeformer doctor"
+            ) from None
         problem = f"cannot be opened by {version}"
         if "INVALID_PROTOBUF" in str(error) or "No graph was found" in str(error):
             problem = "is truncated, damaged, or not an ONNX file"
@@ -196,8 +198,9 @@ def _explain(error: Exception, too_little_memory: str) -> str:
     text = str(error)
     line = (text.strip().splitlines() or ["no message"])[0]
     line = line.rsplit("Status Message: ", 1)[-1].rsplit(" : ", 1)[-1]
-    # "Load model from … failed:/onnxruntime_src/….h:583 signature message"
-    if line.startswith("/") or "failed:/" in line:
+    if (
+        line.startswith("/") or "failed:/" in line
+    ):  # "Load model from … failed:/onnxruntime_src/….h:583 signature message"
         line = line.rsplit(") ", 1)[-1]
     if isinstance(error, MemoryError) or "allocate" in text.lower() or "bad_alloc" in text:
         raise EdgeformerError(f"{too_little_memory} ({line[:200]})") from None

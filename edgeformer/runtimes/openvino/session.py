@@ -102,8 +102,9 @@ class OpenVINOSession(Graph):
             release_heap()  # what compiling has left
         except Exception as error:  # mostly RuntimeError, without a common base class
             version = sys.modules["openvino"].__version__
-            reason = f"cannot be opened by OpenVINO {version} ({_reason(error)})"
-            raise ArtifactError(f"{path}: {reason}; {REMEDY}") from None
+            raise ArtifactError(
+                f"{path}: cannot be opened by OpenVINO {version} ({_reason(error)}); {REMEDY}"
+            ) from None
         self._settings: dict[str, Any] = {}
         for name in options:  # read back
             value = compiled.get_property(name)

@@ -138,8 +138,9 @@ def build_engine(graph: Path, file: Path, target: Target, job: BuildJob, axes: A
         reason = "; ".join(details)
         # The parser reads an empty file as an empty network.
         if not errors or any(word in str(e.code()) for e in errors for word in ("DESERIALIZE", "INVALID_GRAPH")):
-            problem = f"truncated, damaged, or not an ONNX graph ({reason or 'no outputs'})"
-            raise ArtifactError(f"{graph}: {problem}; export it again")
+            raise ArtifactError(
+                f"{graph}: truncated, damaged, or not an ONNX graph ({reason or 'no outputs'}); export it again"
+            )
         raise EdgeformerError(f"{graph}: TensorRT cannot parse this graph: {reason}")
 
     # 2. Set precision, device and shapes.

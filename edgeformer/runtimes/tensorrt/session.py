@@ -134,8 +134,9 @@ class TensorRTSession(Graph):
             self._context = self._rtx.context if self._rtx is not None else engine.create_execution_context()
             if self._context is None:
                 reason = self._log.last_error()
-                problem = "TensorRT creates no execution context, perhaps for lack of GPU memory"
-                raise EdgeformerError(f"{path}: {problem} ({reason})")
+                raise EdgeformerError(
+                    f"{path}: TensorRT creates no execution context, perhaps for lack of GPU memory ({reason})"
+                )
 
             # 3. Name inputs and outputs as the manifest does
             names: dict[str, str] = {}  # the engine's names → the manifest's
@@ -194,8 +195,10 @@ class TensorRTSession(Graph):
             for name, array in feed.items():
                 tensor = self._tensors[name]
                 if not self._context.set_input_shape(tensor, array.shape):
-                    text, reason = f"{name} {shape_text(array)}", self._log.last_error()
-                    raise InputError(f"{self.path.name}: the engine does not accept {text} ({reason})")
+                    reason = self._log.last_error()
+                    raise InputError(
+                        f"{self.path.name}: the engine does not accept {name} {shape_text(array)} ({reason})"
+                    )
                 if isinstance(array, DeviceCache):
                     self._bind(tensor, array.value)
                     continue
@@ -206,8 +209,9 @@ class TensorRTSession(Graph):
             for tensor in self._outputs:
                 shape = shapes[tensor] = tuple(int(size) for size in self._context.get_tensor_shape(tensor))
                 if any(size < 0 for size in shape):
-                    problem = f"the shape of output {tensor!r} depends on the data: {list(shape)}"
-                    raise EdgeformerError(f"{self.path.name}: {problem}")
+                    raise EdgeformerError(
+                        f"{self.path.name}: the shape of output {tensor!r} depends on the data: {list(shape)}"
+                    )
                 size_bytes = math.prod(shape) * self._dtypes[tensor].itemsize
                 if self._keeps_caches and tensor.startswith(PRESENT):
                     block_bytes = max(_MIN_BLOCK_BYTES, 1 << max(0, size_bytes - 1).bit_length())

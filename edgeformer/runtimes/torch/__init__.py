@@ -75,8 +75,9 @@ class TorchRuntime(Runtime):
         if provider not in self.facts:
             raise InputError(f"--runtime {provider}: cannot run the weights of a run; use {' or '.join(self.facts)}")
         if provider == "torch-cuda" and not card:
-            hint = "run edgeformer doctor, or leave out --runtime"
-            raise InputError(f"--runtime {provider}: torch finds no CUDA card; {hint}")
+            raise InputError(
+                f"--runtime {provider}: torch finds no CUDA card; run edgeformer doctor, or leave out --runtime"
+            )
         return provider.removeprefix("torch-")
 
     def capabilities(self, timeout_s: float) -> Sequence[Capability]:
