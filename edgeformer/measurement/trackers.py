@@ -304,8 +304,8 @@ def gpu_memory_in_use(uuid: str | None) -> dict[str, int]:
     if nvidia.shares_system_memory():
         memory = psutil.virtual_memory()
         return {SYSTEM: int(memory.total - memory.available)}
-    state = nvidia.state(uuid) if uuid is not None else None
-    return {CARD: state.used_bytes} if state is not None and state.used_bytes is not None else {}
+    used_bytes = nvidia.card_used_bytes(uuid) if uuid is not None else None
+    return {CARD: used_bytes} if used_bytes is not None else {}
 
 
 def gpu_memory(uuid: str | None, initial: Mapping[str, int]) -> tuple[Memory, dict[str, int]]:
@@ -316,8 +316,7 @@ def gpu_memory(uuid: str | None, initial: Mapping[str, int]) -> tuple[Memory, di
     growth = {name: max(0, used - initial[name]) for name, used in gpu_memory_in_use(uuid).items() if name in initial}
     figures = {PROCESS: nvidia.process_memory_bytes(os.getpid()), **growth}
     by_name = {name: value for name, value in figures.items() if value}
-    state = nvidia.state(uuid) if uuid is not None and PROCESS not in by_name else None
-    is_hidden = state is not None and state.uses_wddm
+    is_hidden = uuid is not None and PROCESS not in by_name and nvidia.uses_wddm(uuid)
     note = "Windows' WDDM driver model hides the memory of single processes"
     for name, method in _METHODS.items():
         if name in by_name:

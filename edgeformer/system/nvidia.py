@@ -32,9 +32,7 @@ class Gpu:
 class GpuState:
     """State of one card at one moment. Values that the platform does not report are None.
 
-    ``slowed_by``: reasons for throttled clocks. ``process_ids``: compute and graphics processes. ``used_bytes``: of all
-    processes. ``uses_wddm``: Windows' WDDM driver model hides the memory of processes, and moves what does not fit to
-    system memory.
+    ``slowed_by``: reasons for throttled clocks. ``process_ids``: compute and graphics processes.
     """
 
     sm_clock_mhz: int | None
@@ -45,8 +43,6 @@ class GpuState:
     energy_mj: int | None
     process_ids: tuple[int, ...]
     slowed_by: tuple[str, ...] = ()
-    used_bytes: int | None = None
-    uses_wddm: bool = False
 
 
 Ask = Callable[..., Any]
@@ -89,22 +85,38 @@ def process_memory_bytes(pid: int) -> int | None:
     return sum(sizes) if sizes else None
 
 
+def card_used_bytes(uuid: str) -> int | None:
+    """Return the memory in use on one card by all processes; None without NVML or with shared system memory."""
+    with _nvml(uuid) as ask:
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        return int(memory.used) if memory is not None else None
+
+
+def uses_wddm(uuid: str) -> bool:
+    """Return whether Windows' WDDM driver model manages the card's memory.
+
+    WDDM hides the memory of processes, and moves what does not fit to system memory.
+    """
+    with _nvml(uuid) as ask:
+        model = ask("nvmlDeviceGetCurrentDriverModel")
+        if model is None:  # a driver without the function's version 2
+            model, _ = ask("nvmlDeviceGetDriverModel_v1") or (None, None)
+        return bool(model == _WDDM)
+
+
 def shares_system_memory(root: Path = Path("/")) -> bool:
     """Return whether this is a Jetson, whose GPU shares the system memory and whose NVML reports none."""
     return any(name.startswith("nvidia,tegra") for name in board_names(root))
 
 
 def state(uuid: str) -> GpuState | None:
-    """Return clocks, temperature, limits, energy, memory and processes of one card; None without NVML."""
+    """Return clocks, temperature, limits, energy counter and processes of one card; None without NVML."""
     with _nvml(uuid) as ask:
         if ask("nvmlDeviceGetUUID") is None:
             return None
         limit_mw = ask("nvmlDeviceGetEnforcedPowerLimit")
         reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-        memory, model = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetCurrentDriverModel")
-        if model is None:  # a driver without the function's version 2
-            model, _ = ask("nvmlDeviceGetDriverModel_v1") or (None, None)
         return GpuState(
             sm_clock_mhz=ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
             memory_clock_mhz=ask("nvmlDeviceGetClockInfo", _CLOCK_MEM),
@@ -114,8 +126,6 @@ def state(uuid: str) -> GpuState | None:
             energy_mj=ask("nvmlDeviceGetTotalEnergyConsumption"),
             process_ids=tuple(sorted({int(process.pid) for kind in kinds for process in ask(kind) or []})),
             slowed_by=tuple(text for bit, text in _SLOWED.items() if reasons is not None and reasons & bit),
-            used_bytes=int(memory.used) if memory is not None else None,
-            uses_wddm=model == _WDDM,
         )
 
 

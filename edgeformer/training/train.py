@@ -302,7 +302,7 @@ def _plan_memory(recipe: Recipe, options: TrainOptions, processes: Processes) ->
         budget, source = int(torch.cuda.mem_get_info()[0]), f"free on {torch.cuda.get_device_name()} now"
         torch.cuda.reset_peak_memory_stats()  # a process's resident peak cannot be reset
         card, limits = torch.cuda.get_device_properties(), []
-        if (state := nvidia.state(f"GPU-{card.uuid}")) is not None and state.uses_wddm:
+        if nvidia.uses_wddm(f"GPU-{card.uuid}"):
             limits.append(budget + torch.cuda.memory_reserved())
         if (device := options.as_device) is not None:
             usable = device.usable_memory_bytes or device.memory_bytes

@@ -44,12 +44,11 @@ def test_torch_the_driver_and_nvml_know_the_same_card(gpu: nvidia.Gpu, card: str
 
 def test_nvml_sees_memory_that_is_taken(gpu: nvidia.Gpu) -> None:
     torch.zeros(1, device="cuda")
-    before = nvidia.state(gpu.uuid)
+    used_bytes = nvidia.card_used_bytes(gpu.uuid)
     block = torch.zeros(512 * MIB, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
-    after = nvidia.state(gpu.uuid)
-    assert before is not None and after is not None
-    assert (after.used_bytes or 0) - (before.used_bytes or 0) >= 400 * MIB
+    increased = nvidia.card_used_bytes(gpu.uuid)
+    assert used_bytes is not None and increased is not None and increased - used_bytes >= 400 * MIB
     del block
 
 

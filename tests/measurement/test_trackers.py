@@ -236,8 +236,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Answers:
     ) -> None:  # fmt: skip
         cards, systems = iter(card or ()), iter(system or ())
         monkeypatch.setattr(nvidia, "process_memory_bytes", lambda pid: process if pid == os.getpid() else None)
-        monkeypatch.setattr(nvidia, "state", lambda uuid: SimpleNamespace(used_bytes=next(cards, None), uses_wddm=wddm))
+        monkeypatch.setattr(nvidia, "card_used_bytes", lambda uuid: next(cards, None))
         monkeypatch.setattr(nvidia, "shares_system_memory", lambda: system is not None)
+        monkeypatch.setattr(nvidia, "uses_wddm", lambda uuid: wddm)
         memory = SimpleNamespace(virtual_memory=lambda: SimpleNamespace(total=10_000, available=10_000 - next(systems)))
         monkeypatch.setattr(trackers, "psutil", memory if system is not None else psutil)
 
