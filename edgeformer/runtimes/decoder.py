@@ -311,15 +311,20 @@ class StepEngine(LoopEngine[Array]):
 
     def embed(self, ids: Array, start: int, *, keep: bool) -> Array:
         calls = self._embed.run(with_positions(ids, start), keep=keep)
-        return np.concatenate([outputs["state"] for outputs in calls], axis=1)
+        return _concatenate([outputs["state"] for outputs in calls])
 
     def advance(self, stretch: int, states: Sequence[Array], *, keep: bool) -> Array:
         number = np.array([stretch], dtype=np.int64)
-        calls = self._loops[stretch].run({"state": np.concatenate(states, axis=1)}, keep=keep, loop=number)
-        return np.concatenate([outputs["next_state"] for outputs in calls], axis=1)
+        calls = self._loops[stretch].run({"state": _concatenate(states)}, keep=keep, loop=number)
+        return _concatenate([outputs["next_state"] for outputs in calls])
 
     def readout(self, state: Array, loop: int) -> Array:
         return self._steps.readout(state[:, -1:], loop)[:, -1]
+
+
+def _concatenate(arrays: Sequence[Array]) -> Array:
+    """Join arrays of consecutive tokens [B, n, …]."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis=1)
 
 
 class FullDepthEngine(LoopEngine[dict[str, Array]]):
@@ -341,7 +346,7 @@ class FullDepthEngine(LoopEngine[dict[str, Array]]):
         return with_positions(ids, start)
 
     def advance(self, stretch: int, states: Sequence[dict[str, Array]], *, keep: bool) -> dict[str, Array]:
-        tokens = {name: np.concatenate([state[name] for state in states], axis=1) for name in states[0]}
+        tokens = {name: _concatenate([state[name] for state in states]) for name in states[0]}
         logits = np.empty(0, np.float32)
         for outputs in self._cached.run(tokens, keep=keep):
             logits = outputs["logits"]
