@@ -95,10 +95,13 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Represent a string; one with line breaks in double quotes, as PyYAML's other styles change some of them."""
+        style = '"' if len(text.splitlines()) > 1 or text.strip() != text else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style)
 
-# A string with line breaks is in double quotes, because PyYAML's other styles change some of them.
-_Dumper.add_representer(str, lambda dumper, text: dumper.represent_scalar(
-    "tag:yaml.org,2002:str", text, '"' if len(text.splitlines()) > 1 or text.strip() != text else None))  # fmt: skip
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def to_yaml(document: Mapping[str, Any], width: int = 120, *, inline: bool = False) -> str:
