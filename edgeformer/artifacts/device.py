@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from edgeformer.artifacts.base import Frozen
 from edgeformer.artifacts.data_config import Name
@@ -23,10 +23,12 @@ class Fact(Frozen, Generic[T]):
     value: T
     source: str
     published: str | None = Field(None, description="what others measured, and their source")
-    verified: Annotated[
-        Literal["no", "data sheet", "published", "measured here"],
-        BeforeValidator(lambda value: ("no", "measured here")[value] if isinstance(value, bool) else value),
-    ]
+    verified: Literal["no", "data sheet", "published", "measured here"]
+
+    @field_validator("verified", mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, value: Any) -> Any:
+        return {True: "measured here", False: "no"}[value] if isinstance(value, bool) else value
 
     @classmethod
     def model_parametrized_name(cls, params: tuple[Any, ...]) -> str:

@@ -9,14 +9,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     field_serializer,
+    field_validator,
     model_serializer,
     model_validator,
 )
@@ -378,9 +378,7 @@ class Report(Frozen):
     estimated_for: Literal["cpu", "cuda"] | None = Field(None, description="kind of device of the estimated rows")
     sizes: tuple[SizeParts, ...] = ()
     search: Choice | None = Field(None, description="--choose: candidates and pick")
-    profile: Annotated[DeviceProfile | None, BeforeValidator(lambda value: value or None)] = Field(
-        None, description="the device profile, without its calibration"
-    )  # {} of pages and earlier versions: None
+    profile: DeviceProfile | None = Field(None, description="the device profile, without its calibration")
     notes: tuple[str, ...] = ()
     subject: Subject | None = Field(None, description="the measured model; None: earlier versions")
     measured_in: str | None = Field(None, description="`browser`: a page of `edgeformer page`; None: `profile`")
@@ -388,6 +386,11 @@ class Report(Frozen):
     report_sha256: str | None = Field(
         None, description="sha256 of the JSON without this key, keys sorted, no spaces; None: earlier version or page"
     )
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _absent_profile(cls, value: Any) -> Any:
+        return value or None  # {} of pages and earlier versions
 
     @field_serializer("profile")
     def _by_alias(self, profile: DeviceProfile | None) -> dict[str, Any]:
