@@ -1,5 +1,6 @@
 """Score check of the gate: baseline and candidate answer the same rows, and the two are compared row by row."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -137,24 +138,8 @@ def score_check(
             graphs = [graph for graph in sides[number].built("full") if graph.is_graph]
             scored[number] = next((graph for graph in graphs if (graph.precision, graph.trimmed) == variant), None)
     if isinstance(rows, str):
-        # The scores that export recorded, if they are of the same rows and no provider rounds more than export's.
-        rounds = provider is not None and provider_facts(provider).rounds_to is not None
-        first, second = (artifact.validation if artifact is not None else None for artifact in scored)
-        fingerprints = [bundle.manifest.data_fingerprints.get("validation") for bundle in sides]
-        labels_of = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
-        # Perplexity compares between equal tokenizers only.
-        files = [bundle.manifest.files.get(TOKENIZER_FILE) if task.can_write else None for bundle in sides]
-        is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels_of, files))
-        no_rows = undecided(f"there are no rows to score both on: {rows}; {MORE_ROWS}")
-        if rounds or not is_same or first is None or second is None or first.n != second.n:
-            return no_rows
-        old, new = task.metric.of(first), task.metric.of(second)
-        if old is None or new is None:
-            return no_rows
-        reason = (f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, "
-                  f"because the rows are missing: {rows}")  # fmt: skip
-        update = {"status": compare(Figure(task.metric.loss(old, new - old)), limit), "reason": reason}
-        return check.model_copy(update={**update, "baseline": old, "candidate": new, "change": new - old})
+        recorded = _compare_recorded(check, sides, scored, provider, rows)
+        return recorded or undecided(f"there are no rows to score both on: {rows}; {MORE_ROWS}")
     if not len(rows.texts):
         return undecided(f"there are no rows to score both on: {rows.source}; {MORE_ROWS}")
     for side, artifact in zip(_SIDES, scored, strict=True):
@@ -254,3 +239,29 @@ def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate:
     reasons += [sentences.SCORE_DOUBT[doubt].format(limit)] if doubt is not None else []
     update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": "; ".join(reasons)}
     return check.model_copy(update={**update, "low": low, "high": high, "rows": count})
+
+
+def _compare_recorded(
+    check: GateCheck, sides: tuple[Bundle, Bundle], scored: Sequence[ArtifactManifest | None], provider: str | None,
+    why_no_rows: str,
+) -> GateCheck | None:  # fmt: skip
+    """Compare the scores that export recorded; None if they are of other rows, or of a provider that rounds less."""
+    if provider is not None and provider_facts(provider).rounds_to is not None:
+        return None
+    manifests, task = [bundle.manifest for bundle in sides], sides[1].task
+    first, second = (artifact.validation if artifact is not None else None for artifact in scored)
+    old, new = task.metric.of(first), task.metric.of(second)
+    # Perplexity compares between equal tokenizers only.
+    files = [manifest.files.get(TOKENIZER_FILE) if task.can_write else None for manifest in manifests]
+    labels = [tuple(getattr(bundle.data, "labels", ())) for bundle in sides]
+    fingerprints = [manifest.data_fingerprints.get("validation") for manifest in manifests]
+    is_same = fingerprints[0] is not None and all(pair[0] == pair[1] for pair in (fingerprints, labels, files))
+    if old is None or new is None or not is_same or first is None or second is None or first.n != second.n:
+        return None
+    reason = (
+        f"scores recorded by export on the same {second.n:,} validation {task.unit}, without an interval, because the "
+        f"rows are missing: {why_no_rows}"
+    )
+    status = compare(Figure(task.metric.loss(old, new - old)), check.limit or 0.0)
+    update = {"status": status, "baseline": old, "candidate": new, "change": new - old, "reason": reason}
+    return check.model_copy(update=update)
