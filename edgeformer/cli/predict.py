@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgeformer.data.unlabelled import Reading
     from edgeformer.inference.predict import Confidence, Predictor
     from edgeformer.inference.predict_file import FileSummary
+    from edgeformer.inference.rank import RankOptions
     from edgeformer.run import Location
     from edgeformer.tasks.embedding import VectorKind
 
@@ -132,9 +133,8 @@ def command(
             raise InputError(f"--file {file}: excludes {text_here}; leave out one of them")
         if len(pairs) > 1:
             raise InputError("--pair: with --file, it names the column of the second texts; give it once")
-        from edgeformer.data.unlabelled import Reading, unlabelled
-        from edgeformer.inference.predict import open_predictor
-        from edgeformer.inference.rank import RankOptions, check_rankable, rank_file
+        from edgeformer.data.unlabelled import Reading
+        from edgeformer.inference.rank import RankOptions
 
         location = opt.locate(run or next(iter(arguments), None), artifacts)
         source = Path(file) if file != "-" else None
@@ -143,26 +143,8 @@ def command(
         single = bool(query) or owner.task.has_vectors
         reading = Reading(owner.data.parts, file_columns, input_format, single=single)
         if query:
-            from edgeformer.report.predictions import ranking_table
-
             options = RankOptions(query, top or 10, vectors or "float32", columns)
-            check_rankable(owner, options, is_stream=source is None)
-            stream = sys.stdin.buffer
-            with unlabelled(source, stream, reading) as documents, open_predictor(location, *opening) as model:
-                ranked = rank_file(model, documents, options, opt.show_progress())
-                for note in model.notes():
-                    opt.say(f"note: {note}", err=True)
-            loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
-            if as_json:
-                facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
-                facts |= {"vectors": asdict(loss)} if loss is not None else {}
-                opt.print_json({**_header(location, model), **facts})
-                opt.say(title, err=True)
-            else:
-                caption = loss.sentence() if loss is not None else None
-                opt.stdout().print(ranking_table(title, ranked.rankings, caption))
-            if ranked.summary.errors:
-                raise typer.Exit(3)
+            _rank_file(location, source, reading, options, opening, as_json=as_json)
         else:
             target = Path(output) if output not in (None, "-") else None
             writing = target, format_, columns, vectors, prompt
@@ -202,8 +184,7 @@ def command(
         from edgeformer.report.predictions import prediction_table
 
         opt.stdout().print(prediction_table(location.name, model.id, rows))
-    for note in model.notes():
-        opt.say(f"note: {note}", err=True)
+    _print_notes(model)
     if any("error" in row for row in rows):
         raise typer.Exit(3)
 
@@ -290,8 +271,7 @@ def _predict_file(
                     writer = writer_for(format_, stream, example, style)
                 totals = predict_file(model, texts, writer, opt.show_progress(), kept, store)
                 writer.close()
-            for note in model.notes():
-                opt.say(f"note: {note}", err=True)
+            _print_notes(model)
     # 4. Totals
     if prompts.keys() - {"default"} and prompt is None:
         opt.say("note: the model has prompts for queries and documents, which were not used; see --prompt", err=True)
@@ -305,6 +285,40 @@ def _predict_file(
         facts |= {"vectors": asdict(loss)} if loss is not None else {}
         opt.print_json({"run": location.name, **facts, **model.promised()})
     if totals.errors:
+        raise typer.Exit(3)
+
+
+def _print_notes(model: Predictor) -> None:
+    """Print on stderr what early exit guarantees for these answers."""
+    if notes := model.notes():
+        opt.say("\n".join(f"note: {note}" for note in notes), err=True)
+
+
+def _rank_file(
+    location: Location, source: Path | None, reading: Reading, options: RankOptions, opening: Opening, *, as_json: bool
+) -> None:
+    """Run ``predict --query --file``: print the best texts of the file; ``source`` None: standard input.
+
+    Raises InputError: a model that cannot rank, or unreadable input; typer.Exit: 3, a text has no score.
+    """
+    from edgeformer.data.unlabelled import unlabelled
+    from edgeformer.inference.predict import open_predictor
+    from edgeformer.inference.rank import check_rankable, rank_file
+    from edgeformer.report.predictions import ranking_table
+
+    check_rankable(location.open_model(), options, is_stream=source is None)
+    with unlabelled(source, sys.stdin.buffer, reading) as texts, open_predictor(location, *opening) as model:
+        ranked = rank_file(model, texts, options, opt.show_progress())
+        _print_notes(model)
+    loss, title = ranked.loss, f"{location.name} · {_totals(ranked.summary, 'without a score')}"
+    if as_json:
+        facts = {**asdict(ranked.summary), "rankings": [asdict(ranking) for ranking in ranked.rankings]}
+        facts |= {"vectors": asdict(loss)} if loss is not None else {}
+        opt.print_json({**_header(location, model), **facts})
+        opt.say(title, err=True)
+    else:
+        opt.stdout().print(ranking_table(title, ranked.rankings, loss.sentence() if loss is not None else None))
+    if ranked.summary.errors:
         raise typer.Exit(3)
 
 

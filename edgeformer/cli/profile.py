@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -166,43 +166,7 @@ def command(
     if on:
         if no_host:
             raise InputError("--no-host, --on: contradict each other; give one of them")
-        from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
-        from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
-        from edgeformer.report.documents import report_files
-
-        measuring = ("batch", "seq", "threads", "runtime", "phase", "strict", "choose", "allow_leak")
-        forwarded = opt.forward_options(context, (*measuring, *_LIMITS, *_CHOOSING))
-        ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
-        base, targets = load_device(device, artifacts, progress), find_targets(on, artifacts)
-        reports, errors = profile_on(targets, location, base, forwarded, ids, artifacts, progress)
-        if publish is not None:
-            _publish(reports.values(), location, publish, progress)
-        if not reports:
-            raise RemoteError("\n".join(map(str, errors.values())), max(error.exit_code for error in errors.values()))
-        if len(targets) == 1:
-            (report,) = reports.values()
-            if as_json:
-                opt.print_json(report)
-            else:
-                print_report(report, report_files(report, location), opt.stdout())
-                opt.say_next(*_next_step(report, location, targets[0].name))
-        else:
-            comparison = compare_devices(reports, {name: str(error) for name, error in errors.items()})
-            page = location.reports / "devices.html"
-            write_comparison(comparison, page)
-            if as_json:
-                documents = {name: report.model_dump(mode="json", by_alias=True) for name, report in reports.items()}
-                opt.print_json({**comparison, "reports": documents, "page": str(page)})
-            else:
-                for table in comparison_tables(comparison):
-                    opt.stdout().print(table)
-                for report in reports.values():
-                    opt.say(f"report  {report_files(report, location)[0]}")
-                opt.say(f"page    {page}")
-        if errors:
-            raise typer.Exit(max(error.exit_code for error in errors.values()))
-        if any(_has_failed(report, runtime) for report in reports.values()):
-            raise typer.Exit(3)
+        _profile_on_machines(context, on, location, artifact_ids)
         return
     profile = resolve_device(device or bundle.manifest.target or "host", profiles, progress.message)
     batches, seqs, counts = (
@@ -261,6 +225,52 @@ def _publish(reports: Iterable[Report], location: Location, path: Path, progress
 
     count = sum(append_published(report, location.open_bundle(), path) for report in reports)
     progress.message(f"{path}: {count} measured times were added")
+
+
+def _profile_on_machines(
+    context: typer.Context, on: list[str], location: Location, artifact_ids: Sequence[str]
+) -> None:
+    """Profile on the devices of --on, print the reports, and exit with the code of the worst."""
+    from edgeformer.machines.commands import RemoteError, find_targets, load_device, profile_on
+    from edgeformer.report.devices import compare_devices, comparison_tables, write_comparison
+    from edgeformer.report.documents import print_report, report_files
+
+    device, artifacts, runtime = (context.params[name] for name in ("device", "artifacts", "runtime"))
+    progress = opt.show_progress()
+    profile = load_device(device, artifacts, progress)
+    measuring = ("batch", "seq", "threads", "runtime", "phase", "strict", "choose", "allow_leak")
+    options = opt.forward_options(context, (*measuring, *_LIMITS, *_CHOOSING))
+    ids = artifact_ids or ([location.artifact] if location.artifact is not None else [])
+    targets = find_targets(on, artifacts)
+    reports, errors = profile_on(targets, location, profile, options, ids, artifacts, progress)
+    if context.params["publish"] is not None:
+        _publish(reports.values(), location, context.params["publish"], progress)
+    if not reports:
+        raise RemoteError("\n".join(map(str, errors.values())), max(error.exit_code for error in errors.values()))
+    if len(targets) == 1:
+        (report,) = reports.values()
+        if context.params["as_json"]:
+            opt.print_json(report)
+        else:
+            print_report(report, report_files(report, location), opt.stdout())
+            opt.say_next(*_next_step(report, location, targets[0].name))
+    else:
+        comparison = compare_devices(reports, {name: str(error) for name, error in errors.items()})
+        page = location.reports / "devices.html"
+        write_comparison(comparison, page)
+        if context.params["as_json"]:
+            documents = {name: report.model_dump(mode="json", by_alias=True) for name, report in reports.items()}
+            opt.print_json({**comparison, "reports": documents, "page": str(page)})
+        else:
+            for table in comparison_tables(comparison):
+                opt.stdout().print(table)
+            for report in reports.values():
+                opt.say(f"report  {report_files(report, location)[0]}")
+            opt.say(f"page    {page}")
+    if errors:
+        raise typer.Exit(max(error.exit_code for error in errors.values()))
+    if any(_has_failed(report, runtime) for report in reports.values()):
+        raise typer.Exit(3)
 
 
 def _next_step(report: Report, location: Location, host: str | None = None) -> tuple[str, str]:
