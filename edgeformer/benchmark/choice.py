@@ -355,13 +355,15 @@ def _pick(
         elif value <= values[cheapest] * (1 + tie.tolerance) or value - values[cheapest] < tie.instant_ms:
             ties[position] = tie
 
-    # The smaller file; then fewer threads if the times are no different, else the faster one.
-    orders: list[tuple[float, float]] = [
-        (c.threads or 0, inf if c.latency_ms is None else c.latency_ms) for c in candidates
-    ]
-    orders = orders if minimize == "latency" else [(ms, threads) for threads, ms in orders]
+    def order(position: int) -> tuple[float, ...]:
+        """Smaller file; then fewer threads if the times are no different, else the faster one."""
+        candidate = candidates[position]
+        latency = candidate.latency_ms if candidate.latency_ms is not None else inf
+        threads = candidate.threads or 0
+        return candidate.size_bytes, *((threads, latency) if minimize == "latency" else (latency, threads))
+
     tied = [p for p in positions if minimize == "size" or p == cheapest or p in ties]
-    pick = min(tied, key=lambda p: (candidates[p].size_bytes, orders[p]), default=None)
+    pick = min(tied, key=order, default=None)
     # 3. The decision in words.
     decision = sentences.Decision(
         eligible=tuple(positions), costs=costs, unit=UNITS[minimize], pick=pick, cheapest=cheapest,

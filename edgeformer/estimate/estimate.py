@@ -179,18 +179,18 @@ def estimate_row(case: Case, nodes: ItemNodes | str, item: Item) -> Row:
 
     It is `unavailable`, too, if operators without a work count may take most of the time.
     """
-    artifact, device, runtime = case.artifact, case.device, opener_of(case.artifact, case.provider)
+    artifact, device = case.artifact, case.device
     provider = case.provider or provider_of(artifact, kind=device.kind)
     size_bytes, calibration = artifact.size_bytes or 0, device.calibration  # which is of ONNX Runtime
     is_covered = calibration is not None and artifact.precision in calibration.efficiencies
-    if not (is_covered and artifact.is_graph and runtime == runtime_of(ONNX)):
+    if not (is_covered and artifact.is_graph and opener_of(artifact, case.provider) == runtime_of(ONNX)):
         calibration = None
     try:
         if isinstance(nodes, str):
             raise EdgeformerError(nodes)
         works = works_of(nodes.nodes, artifact.precision, listed=case.listed.precision, on_gpu=device.kind == "cuda")
         # 1. By the device's rates and published measurements
-        precision, phase = artifact.precision, nodes.item[0]
+        precision, phase, runtime = artifact.precision, nodes.item[0], opener_of(artifact, case.provider)
         weight_bytes = stored_weight_bytes(nodes.nodes, works, case.listed)
         computed = product_type(device, runtime.name, precision, published_record().tf32)
         rates = rates_of(device, computed)

@@ -288,7 +288,7 @@ def plan_ranges(outline: Outline, ranges: Mapping[str, Range]) -> dict[str, Rang
     return planned
 
 
-def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: np.random.Generator) -> Array:
+def draw(port: Port, axes: Sequence[Axis], limits: Range | None, random: "np.random.Generator") -> Array:
     """Draw one random call of an input. ``limits``: from :func:`plan_ranges`."""
     sizes, kind = tuple(axis.size for axis in axes), np.dtype(port.dtype).kind
     drawn: Array

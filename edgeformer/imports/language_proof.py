@@ -1,6 +1,5 @@
 """Proof of an imported language model: tokens, logits and greedy text of transformers or of llama.cpp."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
@@ -67,7 +66,6 @@ def prove_by_transformers(
     probes, longest = [*map(str, PROBE_TEXTS), *token_probes(plain.tokenizer)], model.config.max_positions
 
     def compare(number: int, text: str) -> Compared:
-        progress.advance()
         ids = plain.encode_prompt(text)
         expected_ids = tokenizer(text).input_ids or [plain.boundary]
         if ids != expected_ids:
@@ -92,8 +90,13 @@ def prove_by_transformers(
         expected = reference(tokens).logits[0].numpy()
         return Compared(text, expected, model.logits(tokens)[0].numpy())
 
+    def answers() -> Iterator[Compared]:
+        for number, text in enumerate(probes):
+            yield compare(number, text)
+            progress.advance()
+
     with torch.inference_mode(), bar(progress, f"Comparing with {library}", len(probes), "texts"):
-        return prove(library, itertools.starmap(compare, enumerate(probes)), allow=allow)
+        return prove(library, answers(), allow=allow)
 
 
 def prove_by_llama(

@@ -42,7 +42,7 @@ class Sampling:
         if not 0 <= self.seed < 2**32:
             raise InputError(f"--seed {self.seed}: must be from 0 to {2**32 - 1}")
 
-    def pick(self, logits: NDArray[np.floating], generator: np.random.Generator) -> int:
+    def pick(self, logits: NDArray[np.floating], generator: "np.random.Generator") -> int:
         """Draw the next token from logits [V] by inverse transform sampling. Raises ArtifactError."""
         tokens, probabilities = self.candidates(logits)
         if len(tokens) == 1:  # needs no random number

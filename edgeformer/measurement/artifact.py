@@ -394,8 +394,9 @@ def work(document: bytes, send: Send) -> None:
         stable = sample.stable and not use.disturbed(usable_cores(), threads, pools)
         facts = {
             **memory_facts, **surroundings, "warmup_calls": sample.warmup_calls, "warmup_s": round(sample.warmup_s, 3),
-            "own_cores": round(use.own_cores, 2), "buffers": len(buffers[item[1:]]),
-            "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None, **facts,
+            "own_cores": round(use.own_cores, 2),
+            "foreign_cores": round(use.foreign_cores, 2) if use.foreign_cores is not None else None,
+            "buffers": len(buffers[item[1:]]), **facts,
         }  # fmt: skip
         if speeds:
             parts = ([speed.product_us for speed in speeds], [speed.copy_us for speed in speeds])

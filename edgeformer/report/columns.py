@@ -198,13 +198,15 @@ class TableColumns(Generic[R]):
 
     def plain(self, rows: Iterable[R]) -> str:
         """Return a plain-text table for a terminal of any width."""
-        return units.visible(self.markdown(rows, style="simple", escape_text=str))
+        return units.visible(self._tabulate(rows, "simple", str))
 
-    def markdown(
-        self, rows: Iterable[R], bold: Callable[[R], bool] | None = None, *, style: str = "pipe",
-        escape_text: Callable[[str], str] = units.markdown,
-    ) -> str:  # fmt: skip
+    def markdown(self, rows: Iterable[R], bold: Callable[[R], bool] | None = None) -> str:
         """Return a table in GitHub-flavoured Markdown; ``bold`` selects rows in bold type. All text is escaped."""
+        return self._tabulate(rows, "pipe", units.markdown, bold)
+
+    def _tabulate(
+        self, rows: Iterable[R], style: str, escape_text: Callable[[str], str], bold: Callable[[R], bool] | None = None
+    ) -> str:
         from tabulate import tabulate
 
         lines = []

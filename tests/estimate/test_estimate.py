@@ -300,6 +300,11 @@ def test_engines_and_int8_are_estimated_for_their_own_kind_of_card_only(bundle: 
         assert estimate(Bundle.open(bundle), of, target, ITEMS)[0].latency_ms.status == "estimated"
 
 
+def test_a_format_that_no_installed_runtime_opens_is_a_row_with_a_reason(bundle: Path) -> None:
+    of = artifact_of(bundle, "onnx/model.onnx").model_copy(update={"format": "of-a-plug-in"})
+    assert "no installed runtime opens the format 'of-a-plug-in'" in reason(bundle, device(), of)
+
+
 def test_every_shipped_device_gives_an_estimate(bundle: Path) -> None:
     artifact = artifact_of(bundle, "onnx/model.onnx")
     listed = run_listing(ListJob(files=check_artifact(Bundle.open(bundle), artifact), items=ITEMS, threads=1))
