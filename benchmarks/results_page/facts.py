@@ -108,7 +108,8 @@ def ladder() -> dict[str, str]:
         "ladder_error": f"{100 * error:.1f}",
         "ladder_teacher_dev": f"{runs['minilm_sst2']['tests']['glue-dev']['accuracy']:.4f}",
         "ladder_teacher_sst_test": f"{runs['minilm_sst2']['tests']['sst-test']['accuracy']:.4f}",
-        "ladder_light_bf16": f"{runs['recurrent_distilled_sst2-bf16']['tests']['sst-test']['accuracy']:.4f}",
+        "ladder_light_teacher": f"{runs['minilm_sst2-of-light']['tests']['sst-test']['accuracy']:.4f}",
+        "ladder_light_twice": questions("distilled").said("distilled", "sst-test", "accuracy"),
         "ladder_minilm_sst_test": questions("distilled").said("teacher", "sst-test", "accuracy"),
     }
 
