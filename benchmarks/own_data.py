@@ -152,7 +152,7 @@ def minilm(train: Rows, test: Rows) -> dict[str, Any]:
 
 
 def setfit(train: Rows, test: Rows) -> dict[str, Any]:
-    """SetFit on all-MiniLM-L6-v2, for a number of batches of 16 pairs: all pairs take days on two cores."""
+    """SetFit on all-MiniLM-L6-v2, for SETFIT_STEPS batches of 16 pairs, because n texts have n² pairs."""
     from datasets import Dataset
     from setfit import SetFitModel, Trainer, TrainingArguments
 

@@ -147,21 +147,10 @@ def score_check(
             return undecided(f"the {side} has no full graph of this precision, which scores its decode graph")
         if (refusal := cannot_run(artifact, provider)) is not None:
             return undecided(f"the {side} cannot be scored on this machine: {refusal}")
-    # The rows with labels, matched by name, as indices into the candidate's.
-    candidate_texts = rows.texts
-    names, candidate_names = (tuple(getattr(bundle.data, "labels", ())) for bundle in sides)
-    if names != candidate_names:
-        labels, indices = rows.texts.labels[:, None], np.arange(len(names))
-        has_label_sets = getattr(baseline.data, "separator", None) is not None
-        is_label = (labels >> indices & 1) if has_label_sets else labels == indices
-        used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
-        if missing := [name for name in used if name not in candidate_names]:
-            lacking = f"the candidate lacks the label {', '.join(map(repr, missing))} of rows in {rows.source}"
-            return undecided(f"{lacking}; {MORE_ROWS}")
-        candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
-        values = 1 << candidate_indices if has_label_sets else candidate_indices
-        candidate_texts = LabelledTexts(rows.texts.texts, (is_label * values).sum(axis=1))
-    texts = rows.texts, candidate_texts
+    try:
+        texts = rows.texts, _candidate_texts(baseline, candidate, rows)
+    except InputError as error:
+        return undecided(str(error))
     # 2. Answer them with both.
     lengths: list[Int64s] = []
     figures: list[Float64s] = []
@@ -203,6 +192,24 @@ def score_check(
         figures = [np.stack([losses[:, 0], words], axis=1)[is_complete] for losses in figures]
         source = f"{source}, per word, because the two tokenizers differ"
     return compare_figures(task, check, figures[0], figures[1], source)
+
+
+def _candidate_texts(baseline: Bundle, candidate: Bundle, rows: CommonRows) -> LabelledTexts:
+    """Return the rows with labels, matched by name, as indices into the candidate's. Raises InputError."""
+    texts = rows.texts
+    names, candidate_names = (tuple(getattr(bundle.data, "labels", ())) for bundle in (baseline, candidate))
+    if names == candidate_names:
+        return texts
+    has_label_sets, indices = getattr(baseline.data, "separator", None) is not None, np.arange(len(names))
+    is_label = (texts.labels[:, None] >> indices & 1) if has_label_sets else texts.labels[:, None] == indices
+    used = [name for name, any_row in zip(names, np.any(is_label, axis=0).tolist(), strict=True) if any_row]
+    if missing := [name for name in used if name not in candidate_names]:
+        raise InputError(
+            f"the candidate lacks the label {', '.join(map(repr, missing))} of rows in {rows.source}; {MORE_ROWS}"
+        )
+    candidate_indices = np.array([candidate_names.index(name) if name in used else 0 for name in names])
+    values = 1 << candidate_indices if has_label_sets else candidate_indices
+    return LabelledTexts(texts.texts, (is_label * values).sum(axis=1))
 
 
 def compare_figures(task: Task, check: GateCheck, baseline: Float64s, candidate: Float64s, source: str) -> GateCheck:

@@ -23,7 +23,7 @@ from edgeformer.artifacts import report
 from edgeformer.artifacts.report import Energy, Latency, MeasureRules, Memory
 from edgeformer.runtimes import on_gpu
 from edgeformer.system import nvidia
-from edgeformer.system.host import rapl_domains
+from edgeformer.system.host import RaplDomain, rapl_domains
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,7 @@ def energy_counter(provider: str, gpu_uuid: str | None) -> EnergyCounter | str:
         return reason or EnergyCounter(
             f"RAPL ({names}: whole processor)",
             lambda: [domain.read_uj() for domain in domains],
-            # Two readings are at most one wrap of the counter apart.
-            lambda start, now: sum((e - s) % d.range_uj for d, s, e in zip(domains, start, now, strict=True)) / 1000,
+            lambda start, now: sum(map(RaplDomain.used_uj, domains, start, now)) / 1000,
         )
     if gpu_uuid is None:
         return "NVML reports no card"

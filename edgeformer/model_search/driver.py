@@ -88,7 +88,7 @@ def search_models(
         return search.run(data, source, on_change)
 
 
-@dataclass(eq=False, repr=False)  # signal.signal formats its handler: no result needed
+@dataclass(eq=False, repr=False)  # signal.signal may format its handler before there is a result
 class _ModelSearch:
     """A search at work: ``result`` is what is known so far, and always what search.json holds."""
 

@@ -137,6 +137,10 @@ class RaplDomain:
         """Microjoules since the counter's last wrap. Raises OSError."""
         return int(self.file.read_text(encoding="ascii"))
 
+    def used_uj(self, start: int, end: int) -> int:
+        """Microjoules between two readings, at most one wrap apart."""
+        return end - start if end >= start else end - start + self.range_uj
+
 
 def rapl_domains(root: Path = _POWERCAP) -> tuple[list[RaplDomain], str | None]:
     """Return the package energy counters that this process may read, and the reason if there are none.

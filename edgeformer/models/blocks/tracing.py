@@ -44,10 +44,13 @@ _MOVES = {"Slice", "Gather", "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Sp
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """A module to export, in evaluation mode on the CPU, with example arguments."""
+    """A module to export, in evaluation mode on the CPU, with example arguments.
+
+    A dynamic axis of an example is at least 2 long, because torch specialises on 0 and 1.
+    """
 
     module: nn.Module
-    inputs: Mapping[str, Tensor]  # examples by name, in the order of the arguments; dynamic axes are 2 long or more
+    inputs: Mapping[str, Tensor]  # examples by name, in the order of the module's arguments
     axes: Mapping[str, Mapping[int, str]]  # input → axis → name of the dynamic size: batch, sequence, past…
     outputs: Sequence[str] = ("logits",)
     longest: Mapping[str, int] = field(default_factory=dict)  # dynamic size → its largest value, if bounded
